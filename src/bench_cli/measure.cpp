@@ -80,11 +80,12 @@ double best_traffic_us(Machine& machine, const ReplayPlan& plan, uint64_t second
 // Buffers that are far larger than the cache, and the rates of traffic from one to the next.
 class RateBuffers {
  public:
-  RateBuffers(Machine& machine, int replays)
+  RateBuffers(Machine& machine, int replays, bool has_large_pages)
       : machine_(machine),
         size_bytes_(machine.facts().stream_bytes),
         memory_(machine.reserve(kNumBuffers * size_bytes_)),
         plan_{.calls = kNumBuffers, .replays = replays} {
+    if (has_large_pages) machine.take_large_pages(memory_, kNumBuffers * size_bytes_);
     machine.fill_bytes(memory_, 1, kNumBuffers * size_bytes_);
   }
 
@@ -144,7 +145,7 @@ struct Measurement::Place {
 };
 
 MachineRates measure_rates(Machine& machine, int replays) {
-  const RateBuffers buffers(machine, replays);
+  const RateBuffers buffers(machine, replays, /*has_large_pages=*/false);
   MachineRates rates;
   rates.kernel_copy_gb_per_s = buffers.traffic_rate(1, 1);
   rates.read_gb_per_s = buffers.traffic_rate(1, 0);
@@ -155,7 +156,7 @@ MachineRates measure_rates(Machine& machine, int replays) {
 }
 
 double measure_read_rate(Machine& machine) {
-  return RateBuffers(machine, kRateReplays).traffic_rate(1, 0);
+  return RateBuffers(machine, kRateReplays, /*has_large_pages=*/true).traffic_rate(1, 0);
 }
 
 Json machine_json(const MachineFacts& facts, Device device) {

@@ -28,7 +28,7 @@ struct MachineRates {
 };
 constexpr int kRateReplays = 5;
 MachineRates measure_rates(Machine& machine, int replays = kRateReplays);
-// read_gb_per_s alone, for what streams its weights.
+// read_gb_per_s alone, of large pages where the host has them, for what streams its weights.
 double measure_read_rate(Machine& machine);
 
 // A machine and its rates in the documents of benchmarks.

@@ -1,5 +1,9 @@
 // The host as a machine: plain memory, the wall clock, no queue. It makes the cases that are
 // measured on GPUs run anywhere.
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -81,6 +85,17 @@ class HostMachine : public Machine {
       size_bytes_ = size_bytes;
     }
     return memory_;
+  }
+
+  void take_large_pages([[maybe_unused]] std::byte* memory,
+                        [[maybe_unused]] uint64_t size_bytes) override {
+#if defined(__linux__)
+    constexpr uint64_t kPage = 4096;
+    const uint64_t begin = reinterpret_cast<uint64_t>(memory);
+    const uint64_t first = (begin + kPage - 1) / kPage * kPage;
+    const uint64_t end = begin + size_bytes;
+    if (first < end) madvise(memory + (first - begin), end - first, MADV_HUGEPAGE);
+#endif
   }
 
   void fill_random(std::byte* to, DType dtype, int64_t first, int64_t count) override {

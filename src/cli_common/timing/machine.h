@@ -112,6 +112,8 @@ class Machine {
   // it need not grow. All methods below that take addresses take them from it, unless they say
   // "host".
   virtual std::byte* reserve(uint64_t size_bytes) = 0;
+  // Asks for large pages, which memory gets that is not written yet, as packed weights do.
+  virtual void take_large_pages(std::byte* /*memory*/, uint64_t /*size_bytes*/) {}
 
   // Writes elements [first, first + count) of one endless sequence of random values: BF16, F16 or
   // F32.

@@ -48,13 +48,11 @@ class Int8Gemm {
 
   void run() const {
     for_each_input_row<float>(shape_, call_, inputs_, [&](int64_t row) { round(row); });
-    const int64_t strips = weights_.strips();
-    const int64_t grain = std::max<int64_t>(1, kGrainProducts / (shape_.cols * kStripRows));
-    parallel_for(blocks_.count() * strips, grain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end;) {
-        const int64_t left = std::min(end - i, strips - i % strips);
-        i += run_strips(i / strips, i % strips, std::min(left, kInt8Strips));
-      }
+    const int64_t pairs = ceil_div(weights_.strips(), kPairStrips);
+    const int64_t products = shape_.cols * kStripRows * kPairStrips;
+    const int64_t grain = std::max<int64_t>(1, kGrainProducts / products);
+    parallel_for(blocks_.count() * pairs, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) run_pair(i / pairs, i % pairs);
     });
   }
 
@@ -88,16 +86,17 @@ class Int8Gemm {
     }
   }
 
-  // Returns `count`.
-  int64_t run_strips(int64_t block_index, int64_t first, int64_t count) const {
+  void run_pair(int64_t block_index, int64_t pair) const {
     RowBlock block;
     blocks_.find(block_index, block);
-    if (block.count == 0) return count;
-    alignas(64) std::array<std::array<Lanes, kInt8Strips>, kBlockRows> sums;
+    if (block.count == 0) return;
+    alignas(64) std::array<std::array<Lanes, kPairStrips>, kBlockRows> sums;
     std::array<Int8Row, kBlockRows> rows;
     for (size_t i = 0; i < static_cast<size_t>(block.count); ++i) {
       rows[i] = {.data = data(call_.rows.source(block.rows[i])), .sums = sums[i][0].data()};
     }
+    const int64_t first = pair * kPairStrips;
+    const int64_t count = StripPair(shape_, first).count();
     kernels_.multiply({.layout = layout_,
                        .count = count,
                        .codes = weights_.codes(block.expert, first, 0),
@@ -109,7 +108,6 @@ class Int8Gemm {
         epilogue.store(block.rows[i], sums[i][static_cast<size_t>(strip)]);
       }
     }
-    return count;
   }
 
   const GemmShape shape_;

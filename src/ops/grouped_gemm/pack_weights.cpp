@@ -1,6 +1,10 @@
 // See pack_weights.h.
 #include "ops/grouped_gemm/pack_weights.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -18,12 +22,19 @@
 namespace narrowfloat {
 namespace {
 
-// The memory is not initialised: the threads that fill it touch its pages first.
+// The memory is not initialised: the threads that fill it touch its pages first. Pages are large
+// where Linux has them, since few tokens read all weights once and in order.
 std::shared_ptr<uint8_t> allocate_packed(int64_t size_bytes) {
-  constexpr std::align_val_t kAlignment{static_cast<size_t>(kGemmAlignment)};
+  constexpr int64_t kLargePage = 2 << 20;
   const auto size = static_cast<size_t>(std::max<int64_t>(1, size_bytes));
-  return {static_cast<uint8_t*>(::operator new(size, kAlignment)),
-          [](uint8_t* packed) { ::operator delete(packed, kAlignment); }};
+  const std::align_val_t alignment{
+      static_cast<size_t>(size_bytes >= kLargePage ? kLargePage : kGemmAlignment)};
+  auto* packed = static_cast<uint8_t*>(::operator new(size, alignment));
+#if defined(__linux__)
+  // Many systems give them on request alone. A refusal is no error.
+  if (size_bytes >= kLargePage) madvise(packed, size, MADV_HUGEPAGE);
+#endif
+  return {packed, [alignment](uint8_t* memory) { ::operator delete(memory, alignment); }};
 }
 
 // The address of the scale of (row, block) of an expert's grid, linear or swizzled_128x4, as
@@ -65,13 +76,16 @@ uint8_t code_at(const uint8_t* row, int64_t k) {
   return static_cast<uint8_t>((row[k / 2] >> (k % 2 * 4)) & 0xF);
 }
 
-// Interleaves 4-bit codes by four columns: a step of eight columns has four bytes for each row.
-void interleave_quads(const uint8_t* rows, int64_t stride, int64_t cols, uint8_t* out) {
-  for (int64_t k = 0; k < cols; k += kQuadStepCols) {
+// Interleaves 4-bit codes by four columns; `rows` are those of strip `strip`, `out` is the place of
+// its expert.
+void interleave_pair(const GemmShape& shape, const uint8_t* rows, int64_t strip, uint8_t* out) {
+  const StripPair pair(shape, strip);
+  for (int64_t k = 0; k < shape.cols; k += kPairStepCols) {
+    uint8_t* step = out + pair.codes(k);
     for (int64_t row = 0; row < kStripRows; ++row) {
-      const uint8_t* codes = rows + row * stride;
+      const uint8_t* codes = rows + row * shape.cols / 2;
       for (int64_t i = k; i < k + 4; ++i) {
-        *out++ = static_cast<uint8_t>(code_at(codes, i) | code_at(codes, i + 4) << 4);
+        *step++ = static_cast<uint8_t>(code_at(codes, i) | code_at(codes, i + 4) << 4);
       }
     }
   }
@@ -85,7 +99,11 @@ void copy_codes(const GemmShape& shape, const uint8_t* values, int64_t strip, ui
     return interleave<uint16_t>(rows, stride, shape.cols, out);
   if (shape.weights.dtype == DType::kF8E4M3)
     return interleave<uint8_t>(rows, stride, shape.cols, out);
-  if (shape.mode.has_int8_rows) return interleave_quads(rows, stride, shape.cols, out);
+  if (shape.mode.has_int8_rows) {
+    const int64_t strips = shape.rows / kStripRows;
+    uint8_t* expert = packed + strip / strips * shape.expert_code_bytes();
+    return interleave_pair(shape, rows, strip % strips, expert);
+  }
   interleave_packed(rows, stride, shape.cols, out);
 }
 
@@ -93,10 +111,14 @@ void copy_codes(const GemmShape& shape, const uint8_t* values, int64_t strip, ui
 void copy_scales(const GemmShape& shape, const ScaleView& scales, int64_t strip, uint8_t* out) {
   const int64_t strips = shape.rows / kStripRows;
   const int64_t blocks = shape.weight_scales.blocks;
-  out += strip * blocks * kStripRows;
+  const StripPair pair(shape, strip % strips);
+  out += strip / strips * shape.weight_scales.size_bytes();
   for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t place = shape.mode.has_int8_rows ? pair.scales(block)
+                                                   : (strip % strips * blocks + block) * kStripRows;
     for (int64_t row = 0; row < kStripRows; ++row) {
-      *out++ = *scale_address(scales, strip / strips, strip % strips * kStripRows + row, block);
+      out[place + row] =
+          *scale_address(scales, strip / strips, strip % strips * kStripRows + row, block);
     }
   }
 }

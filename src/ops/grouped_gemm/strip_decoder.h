@@ -43,6 +43,7 @@ class StripDecoder {
 
   // Decodes columns [first, first + count); first is a multiple of 128.
   void decode(int64_t first, int64_t count, Real* out) const {
+    if (shape_.mode.has_int8_rows) return decode_pair_steps(first, count, out);
     decode_codes(weights_.codes(expert_, strip_, first), count, out);
     if (shape_.mode.weight_scale != ScaleUse::kDecode) return;
     const int64_t block_cols = shape_.weight_scales.block_cols;
@@ -73,8 +74,6 @@ class StripDecoder {
       for (int64_t i = 0; i < count * kStripRows; ++i) out[i] = bf16_to_float(codes16[i]);
     } else if (shape_.weights.dtype == DType::kF8E4M3) {
       for (int64_t i = 0; i < count * kStripRows; ++i) out[i] = kE4M3Values<Real>[codes[i]];
-    } else if (shape_.mode.has_int8_rows) {
-      decode_quads(codes, count, out);
     } else {
       for (int64_t i = 0; i < count * kStripRows / 2; ++i) {
         std::memcpy(out + 2 * i, &kE2M1Pairs<Real>[codes[i]], sizeof(CodePair<Real>));
@@ -82,8 +81,10 @@ class StripDecoder {
     }
   }
 
-  static void decode_quads(const uint8_t* codes, int64_t count, Real* out) {
-    for (int64_t k = 0; k < count; k += kQuadStepCols) {
+  // Codes of a strip of a pair; their scales are factors of sums.
+  void decode_pair_steps(int64_t first, int64_t count, Real* out) const {
+    for (int64_t k = 0; k < count; k += kPairStepCols) {
+      const uint8_t* codes = weights_.codes(expert_, strip_, first + k);
       for (int64_t row = 0; row < kStripRows; ++row) {
         for (int64_t i = k; i < k + 4; ++i) {
           const CodePair<Real>& pair = kE2M1Pairs<Real>[*codes++];

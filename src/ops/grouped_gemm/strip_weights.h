@@ -3,21 +3,58 @@
 //
 //   codes   [experts][rows / 16][cols][16]; 4-bit codes stay packed: 8 bytes per k, byte j holds
 //           rows 2j (low nibble) and 2j + 1
-//           Beside rows in int8 (int8_rows.h) a step of 8 columns is [16 rows][4] bytes, byte j of
-//           which holds columns j (low nibble) and j + 4
 //   scales  [experts][rows / 16][blocks][16]; the 128x128 grid of kFp8Block is unchanged
+//
+// Beside rows in int8 (int8_rows.h) strips are in pairs, so that two are read as one stream;
+// without a partner the last strip of an expert stands alone, as a pair of one:
+//
+//   codes   [experts][pairs][cols / 8][2][16][4]; byte j of a row holds columns j (low nibble) and
+//           j + 4 of eight
+//   scales  [experts][pairs][blocks][2][16]
 //
 // The packed weights have as many bytes as the caller's weights and linear scales. Rows keep their
 // order.
 #pragma once
+
+#include <algorithm>
 
 #include "ops/grouped_gemm/gemm_shape.h"
 
 namespace narrowfloat {
 
 inline constexpr int64_t kStripRows = 16;
-// Columns of a step of codes beside rows in int8.
-inline constexpr int64_t kQuadStepCols = 8;
+// Strips of a pair, and the columns of a step of its codes and its bytes for each strip.
+inline constexpr int64_t kPairStrips = 2;
+inline constexpr int64_t kPairStepCols = 8;
+inline constexpr int64_t kPairStepBytes = 64;
+
+// Places in an expert's packed weights beside rows in int8.
+class StripPair {
+ public:
+  StripPair(const GemmShape& shape, int64_t strip)
+      : first_(strip / kPairStrips * kPairStrips),
+        count_(std::min(kPairStrips, shape.rows / kStripRows - first_)),
+        index_(strip - first_),
+        cols_(shape.cols),
+        blocks_(shape.weight_scales.blocks) {}
+
+  [[nodiscard]] int64_t count() const { return count_; }
+  // k is a multiple of a step's columns.
+  [[nodiscard]] int64_t codes(int64_t k) const {
+    const int64_t steps = first_ * cols_ / kPairStepCols + k / kPairStepCols * count_ + index_;
+    return steps * kPairStepBytes;
+  }
+  [[nodiscard]] int64_t scales(int64_t block) const {
+    return (first_ * blocks_ + block * count_ + index_) * kStripRows;
+  }
+
+ private:
+  int64_t first_;
+  int64_t count_;
+  int64_t index_;
+  int64_t cols_;
+  int64_t blocks_;
+};
 
 class StripWeights {
  public:
@@ -29,10 +66,18 @@ class StripWeights {
     return kStripRows * code_bits(shape_.weights.dtype) / 8;
   }
   [[nodiscard]] const uint8_t* codes(int64_t expert, int64_t strip, int64_t k) const {
+    if (shape_.mode.has_int8_rows) {
+      return weights_ + expert * shape_.expert_code_bytes() + StripPair(shape_, strip).codes(k);
+    }
     return weights_ + ((expert * strips() + strip) * shape_.cols + k) * step_bytes();
   }
   // The 16 byte scales of one block column.
   [[nodiscard]] const uint8_t* scales(int64_t expert, int64_t strip, int64_t block) const {
+    if (shape_.mode.has_int8_rows) {
+      const uint8_t* all = weights_ + shape_.code_bytes();
+      return all + expert * shape_.weight_scales.size_bytes() +
+             StripPair(shape_, strip).scales(block);
+    }
     const int64_t row = (expert * strips() + strip) * shape_.weight_scales.blocks + block;
     return weights_ + shape_.code_bytes() + row * kStripRows;
   }

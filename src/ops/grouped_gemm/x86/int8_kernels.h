@@ -31,15 +31,12 @@ struct Int8Row {
   float* sums = nullptr;  // [strips][16]
 };
 
-// The most strips of one call of Int8Kernels::multiply.
-inline constexpr int64_t kInt8Strips = 2;
-
-// Consecutive strips of E2M1 codes in steps of 8 columns (strip_weights.h), whole.
+// One or two strips of E2M1 codes whose steps of 8 columns alternate (strip_weights.h), whole.
 struct Int8Strips {
   Int8RowLayout layout;
   int64_t count = 0;
-  const uint8_t* codes = nullptr;
-  const uint8_t* scales = nullptr;  // [strips][groups][16]
+  const uint8_t* codes = nullptr;   // [cols / 8][count][64]
+  const uint8_t* scales = nullptr;  // [groups][count][16]
 };
 
 struct Int8Kernels {

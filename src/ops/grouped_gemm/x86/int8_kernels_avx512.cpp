@@ -56,11 +56,11 @@ struct Avx512 {
     high = _mm512_permutexvar_epi8(_mm512_srli_epi16(packed, 4), values);
   }
   template <int kQuads, int kCount>
-  static void add_products(Ints* sums, const Ints (*weights)[kQuads], const uint8_t* values) {
+  static void add_products(Ints* sums, const Ints (*weights)[kCount], const uint8_t* values) {
     for (int quad = 0; quad < kQuads; ++quad) {
       const Ints four = ints(int8_kernels::load_as<int32_t>(values + 4 * quad));
       for (int v = 0; v < kCount; ++v) {
-        sums[v] = _mm512_dpbusd_epi32(sums[v], weights[v][quad], four);
+        sums[v] = _mm512_dpbusd_epi32(sums[v], weights[quad][v], four);
       }
     }
   }

@@ -22,11 +22,11 @@ namespace narrowfloat::int8_kernels {
 
 inline constexpr int64_t kStripLanes = 16;
 inline constexpr int64_t kBlockCols = 32;
-// Columns of a step of packed weights, and its bytes.
+// Columns of a step of packed weights, and its bytes for a strip.
 inline constexpr int64_t kStepCols = 8;
 inline constexpr int64_t kStepBytes = 64;
 // Codes are fetched into the cache this many bytes ahead.
-inline constexpr int64_t kPrefetchBytes = 4096;
+inline constexpr int64_t kPrefetchBytes = 8192;
 
 template <class Value>
 Value load_as(const uint8_t* from) {
@@ -41,18 +41,14 @@ void multiply_rows(const Int8Strips& strips, const Int8Row* rows, int64_t first)
   using Floats = typename Level::Floats;
   using Ints = typename Level::Ints;
   constexpr int kQuads = kGroupCols / 4;
-  constexpr int64_t kParts = kStripLanes / Level::kLanes;
+  // The sums of one row wait for each other, so they have a chain for every 16 columns.
+  constexpr int kChains = kRows == 1 ? kGroupCols / 16 : 1;
   const int64_t starts = strips.layout.starts;
   const int64_t half_scales = strips.layout.half_scales;
   const int64_t groups = strips.layout.cols / kGroupCols;
-  const uint8_t* codes[kVectors];
-  const uint8_t* scales[kVectors];
-  for (int v = 0; v < kVectors; ++v) {
-    const int64_t strip = (first + v) / kParts;
-    const int64_t lane = (first + v) % kParts * Level::kLanes;
-    codes[v] = strips.codes + strip * strips.layout.cols * kStepBytes / kStepCols + lane * 4;
-    scales[v] = strips.scales + strip * groups * kStripLanes + lane;
-  }
+  const int64_t step_bytes = strips.count * kStepBytes;
+  const uint8_t* codes = strips.codes + first * Level::kLanes * 4;
+  const uint8_t* scales = strips.scales + first * Level::kLanes;
   const uint8_t* data[kRows];
   Floats totals[kRows][kVectors];
   for (int row = 0; row < kRows; ++row) {
@@ -61,28 +57,38 @@ void multiply_rows(const Int8Strips& strips, const Int8Row* rows, int64_t first)
   }
   for (int64_t group = 0; group < groups; ++group) {
     const int64_t begin = group * kGroupCols;
-    Ints weights[kVectors][kQuads];
+    Ints weights[kQuads][kVectors];
     Floats weight_scales[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      for (int step = 0; step < kGroupCols / kStepCols; ++step) {
-        const uint8_t* bytes = codes[v] + begin * kStepBytes / kStepCols + step * kStepBytes;
+    for (int step = 0; step < kGroupCols / kStepCols; ++step) {
+      for (int v = 0; v < kVectors; ++v) {
+        const uint8_t* bytes = codes + v * Level::kLanes * 4;
         __builtin_prefetch(bytes + kPrefetchBytes);
-        Level::decode(bytes, weights[v][2 * step], weights[v][2 * step + 1]);
+        Level::decode(bytes, weights[2 * step][v], weights[2 * step + 1][v]);
       }
-      const Ints scale_codes = Level::load_bytes(scales[v] + group * kStripLanes);
+      codes += step_bytes;
+    }
+    for (int v = 0; v < kVectors; ++v) {
+      const Ints scale_codes = Level::load_bytes(scales + v * Level::kLanes);
       weight_scales[v] = kGroupCols == 32 ? decode_text::decode_ue8m0<Level>(scale_codes)
                                           : decode_text::decode_e4m3<Level>(scale_codes);
     }
+    scales += strips.count * kStripLanes;
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) {
-      Ints inner[kVectors];
-      const Ints start = Level::ints(load_as<int32_t>(data[row] + starts + group * 4));
-      for (int v = 0; v < kVectors; ++v) inner[v] = start;
-      Level::template add_products<kQuads, kVectors>(inner, weights, data[row] + begin);
+      Ints inner[kChains][kVectors];
+      for (int chain = 0; chain < kChains; ++chain) {
+        const int quad = chain * kQuads / kChains;
+        const int32_t start = chain == 0 ? load_as<int32_t>(data[row] + starts + group * 4) : 0;
+        for (int v = 0; v < kVectors; ++v) inner[chain][v] = Level::ints(start);
+        Level::template add_products<kQuads / kChains, kVectors>(inner[chain], weights + quad,
+                                                                 data[row] + begin + quad * 4);
+      }
       const auto half_scale = load_as<float>(data[row] + half_scales + begin / kBlockCols * 4);
       for (int v = 0; v < kVectors; ++v) {
         const Floats factor = Level::mul(Level::floats(half_scale), weight_scales[v]);
-        totals[row][v] = Level::add(totals[row][v], Level::mul(factor, Level::to_floats(inner[v])));
+        Ints sum = inner[0][v];
+        for (int chain = 1; chain < kChains; ++chain) sum = Level::add(sum, inner[chain][v]);
+        totals[row][v] = Level::add(totals[row][v], Level::mul(factor, Level::to_floats(sum)));
       }
     }
   }
