@@ -17,6 +17,7 @@ run time with NVRTC or nvcc, into a temporary folder unless HUMMING_CACHE_DIR na
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import tempfile
 import traceback
@@ -38,6 +39,8 @@ from moe_problem import (BF16, MAX_ERROR, SHAPES, Routing, Shape, Weights, forma
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
 PEERS = ("triton", "torch", "humming")
 CHECKED_TOKENS = 4
+# How peers refuse what they have no kernel for.
+REFUSALS = (AssertionError, NotImplementedError, RuntimeError, ValueError)
 
 
 def measure(shape: Shape, mode: str, layer, weights, x, routings: list[Routing]) -> dict:
@@ -66,14 +69,20 @@ class Measurement:
         self.left_out: list[str] = []
 
     def add(self, peer: str, mode: str, weights, layers_of) -> None:
-        """The fastest of layers_of(tokens) for each number of tokens."""
+        """The fastest of layers_of(tokens) for each number of tokens. They are functions that make
+        a layer, or raise one of REFUSALS, as a layer may when it runs."""
         for tokens in self.tokens:
             routings = routings_of(self.shape, self.ids, tokens, self.device)
-            results = [measure(self.shape, mode, layer, weights, self.x, routings)
-                       for layer in layers_of(tokens)]
-            best = min(results, key=lambda result: result["plain"]["median_us"])
-            self.cases.append({"peer": peer, **best})
-            print_case(self.cases[-1])
+            results = []
+            for make in layers_of(tokens):
+                try:
+                    results.append(measure(self.shape, mode, make(), weights, self.x, routings))
+                except REFUSALS as error:
+                    self.leave_out(f"{peer} {mode} T={tokens}", error)
+            if results:
+                best = min(results, key=lambda result: result["plain"]["median_us"])
+                self.cases.append({"peer": peer, **best})
+                print_case(self.cases[-1])
 
     def measure_mode(self, mode: str) -> None:
         shape = self.shape
@@ -84,13 +93,15 @@ class Measurement:
         def triton_layers(tokens: int):
             per_expert = tokens * shape.top_k / min(shape.experts, tokens * shape.top_k)
             for config in moe_layers.configs(mode, per_expert):
-                yield moe_layers.TritonLayer(shape, mode, *weights, tokens, config)
+                yield functools.partial(moe_layers.TritonLayer, shape, mode, *weights, tokens,
+                                        config)
 
         if "triton" in self.peers and mode in moe_layers.TritonLayer.modes:
             self.add("triton", mode, weights, triton_layers)
         if "torch" in self.peers and mode in moe_layers.TorchLayer.modes:
             self.add("torch", mode, weights,
-                     lambda tokens: [moe_layers.TorchLayer(shape, mode, *weights)])
+                     lambda tokens: [functools.partial(moe_layers.TorchLayer, shape, mode,
+                                                       *weights)])
         if "humming" in self.peers:
             self.measure_humming(mode, weights)
 
@@ -101,14 +112,14 @@ class Measurement:
         prepared = []
         for pad in moe_humming.pads_of(self.shape):
             try:
-                prepared.append(moe_humming.HummingWeights(self.shape, mode, *weights, pad,
-                                                           self.tokens))
-            except (AssertionError, NotImplementedError, RuntimeError, ValueError) as error:
+                prepared.append(moe_humming.HummingWeights(self.shape, mode, *weights, pad))
+                prepared[-1].compile(self.tokens)
+            except REFUSALS as error:  # The sizes that did compile are timed all the same.
                 self.leave_out(f"humming {mode}, padded to {pad}", error)
         if prepared:
-            self.add("humming", mode, weights,
-                     lambda tokens: [moe_humming.HummingMoe(one, kind, tokens)
-                                     for one in prepared for kind in one.kinds(tokens)])
+            self.add("humming", mode, weights, lambda tokens: [
+                functools.partial(moe_humming.HummingMoe, one, kind, tokens)
+                for one in prepared for kind in one.kinds(tokens)])
 
     def leave_out(self, what: str, error: Exception) -> None:
         """A peer that refuses a layer; its assertions often have no text but a place."""

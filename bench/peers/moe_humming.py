@@ -81,25 +81,29 @@ def prepared(mode: str, w: Weights, cols: int, pad: int) -> HummingLayer:
 
 
 class HummingWeights:
-    """Both layers of weights, with the kernels for some numbers of tokens."""
+    """Both layers of weights, and their kernels."""
 
-    def __init__(self, shape: Shape, mode: str, w1: Weights, w2: Weights, pad: int,
-                 tokens: list[int]):
-        self.shape, self.pad = shape, pad
-        device = w1.values.device
+    def __init__(self, shape: Shape, mode: str, w1: Weights, w2: Weights, pad: int):
+        self.shape, self.pad, self.device = shape, pad, w1.values.device
         self.fc1 = prepared(mode, w1, shape.hidden, pad)
         self.fc2 = prepared(mode, w2, shape.inter, pad)
+
+    def compile(self, tokens: list[int]) -> None:
+        """Compiles all kernels for these numbers of tokens at the same time; others are compiled
+        when they are first used. Raises what the first one that fails does, after all have
+        ended."""
+        shape = self.shape
         sizes = [(kind, count * shape.top_k) for count in tokens for kind in self.kinds(count)]
         with ThreadPoolExecutor(4) as pool:
-            jobs = [pool.submit(self.compile, layer, kind,
+            jobs = [pool.submit(self.compile_gemms, layer, kind,
                                 [slots for one, slots in sizes if one == kind])
                     for layer in (self.fc1, self.fc2) for kind in {kind for kind, _ in sizes}]
-            jobs += [pool.submit(self.process, layer, torch.zeros((1, cols), device=device,
-                                                                  dtype=BF16), activation)
-                     for layer, cols, activation in ((self.fc1, shape.hidden, False),
-                                                     (self.fc2, 2 * shape.inter, True))]
-            for job in jobs:
-                job.result()
+            for layer, cols, has_activation in ((self.fc1, shape.hidden, False),
+                                                (self.fc2, 2 * shape.inter, True)):
+                rows = torch.zeros((1, cols), device=self.device, dtype=BF16)
+                jobs.append(pool.submit(self.process, layer, rows, has_activation))
+        for job in jobs:
+            job.result()
 
     def kinds(self, tokens: int) -> list[str]:
         per_expert = tokens * self.shape.top_k / self.shape.experts
@@ -110,7 +114,7 @@ class HummingWeights:
         """Returns the tiles that Humming chooses for so many rows."""
         return get_heuristics_config(layer.humming_config, shape_m=slots, gemm_type=kind)
 
-    def compile(self, layer: HummingLayer, kind: str, slots: list[int]) -> None:
+    def compile_gemms(self, layer: HummingLayer, kind: str, slots: list[int]) -> None:
         HummingKernel.prepare_kernels(
             layer.humming_config.to_str(), json.dumps({"gemm_type": kind}),
             [(0, 1 << 30, self.tuning(layer, kind, count)) for count in slots])
@@ -134,7 +138,7 @@ class HummingMoe:
 
     def __init__(self, weights: HummingWeights, kind: str, tokens: int):
         self.weights, self.kind, shape = weights, kind, weights.shape
-        device, slots = weights.fc1.weight.device, tokens * shape.top_k
+        device, slots = weights.device, tokens * shape.top_k
         self.tuning = [weights.tuning(layer, kind, slots) for layer in (weights.fc1, weights.fc2)]
         tiles = " ".join("x".join(map(str, one["block_shape"])) for one in self.tuning)
         padded = f", padded to {weights.pad}" if weights.pad > 1 else ""
