@@ -25,16 +25,17 @@ REPEATED = "h200"
 REPEATED_DOCUMENTS = ("moe_peers_humming", "moe_peers_deep_gemm")
 KINDS = ("plain", "sustained")  # A burst, and long enough to lower the clock.
 REPEATED_METHOD = (
-    "`bench/peers/moe.py --bench` and `moe_gemm.py --bench` measured these: narrowfloat and the "
-    "peer in turn, on the same uniformly random experts, CUDA graphs of up to 32 ranges of tokens; "
-    "in a burst of 0.03 s after a rest, and for 0.3 s, which lowers the clock. Ids and weights are "
-    "given. The peer's slots are sorted before the clock starts, narrowfloat sorts them in the "
-    "layer. Every row was checked in the same run: the peer's against fp32 on rows that are not "
-    "quantized (errors of 4e-2 with FP8 rows, 5e-3 with bf16), narrowfloat's against its fp64 "
-    "reference. `mxfp4_fp8` has an activation scale for every 128 columns in both libraries, "
-    "`mxfp4_fp8_token` one a row, which Humming is made for. A note in the documents names Humming's "
-    "GEMM and tiles: only its indexed GEMMs where it says neither; its grouped ones, which the "
-    "script times, too, from 32 rows an expert on, may be faster at 1024 and 4096 tokens.")
+    "`bench/peers/moe.py --bench` measured these layers: narrowfloat and the peer in turn, on the "
+    "same uniformly random experts, CUDA graphs of up to 32 ranges of tokens; in a burst of 0.03 s "
+    "after a rest, and for 0.3 s, which lowers the clock. Ids and weights are given. The peer's "
+    "slots are sorted before the clock starts, narrowfloat sorts them in the layer. A few tokens of "
+    "every case were checked in the same run: the peer's against fp32 on rows that are not quantized "
+    "(errors of 4e-2 with FP8 rows, 5e-3 with bf16), narrowfloat's against its fp64 reference. "
+    "`mxfp4_fp8` has an activation scale for every 128 columns in both libraries, "
+    "`mxfp4_fp8_token` one a row, which Humming is made for.")
+INDEXED_ONLY = (
+    " This run had Humming's indexed GEMMs alone; its grouped ones, which the script tries, too, from "
+    "32 rows an expert on, may be faster at 1024 and 4096 tokens.")
 BEGIN = "<!-- bench/report_side_by_side.py: headline begin -->"
 END = "<!-- bench/report_side_by_side.py: headline end -->"
 HEADLINE_TOKENS = (1, 16, 64, 256, 1024, 4096)
@@ -129,9 +130,11 @@ def repeated() -> str:
              for name in ("torch", "triton", "humming", "deep_gemm") if name in one}
     versions = ", ".join(f"{name} {version}" for name, version in facts.items())
     commits = ", ".join(sorted({one["commit"] for one in documents}))
+    results = report_moe.MoeResults(documents)
+    has_grouped = any("grouped" in case["note"] for case in results.peers.values())
     return (f"## On one {documents[0]['machine']['name']}, as anyone can repeat it\n\n"
-            f"{REPEATED_METHOD}\n\nnarrowfloat at commit {commits}; {versions}. Microseconds.\n\n"
-            f"{repeated_tables(report_moe.MoeResults(documents))}")
+            f"{REPEATED_METHOD}{'' if has_grouped else INDEXED_ONLY}\n\nnarrowfloat at commit "
+            f"{commits}; {versions}. Microseconds.\n\n{repeated_tables(results)}")
 
 
 def times_less(found: dict) -> float:
