@@ -28,14 +28,14 @@ REPEATED_METHOD = (
     "`bench/peers/moe.py --bench` measured these layers: narrowfloat and the peer in turn, on the "
     "same uniformly random experts, CUDA graphs of up to 32 ranges of tokens; in a burst of 0.03 s "
     "after a rest, and for 0.3 s, which lowers the clock. Ids and weights are given. The peer's "
-    "slots are sorted before the clock starts, narrowfloat sorts them in the layer. A few tokens of "
-    "every case were checked in the same run: the peer's against fp32 on rows that are not quantized "
-    "(errors of 4e-2 with FP8 rows, 5e-3 with bf16), narrowfloat's against its fp64 reference. "
+    "slots are sorted before the clock starts, narrowfloat sorts them in the layer. A few tokens "
+    "of every case were checked in the same run: the peer's against fp32 on rows that are not "
+    "quantized (errors of 4e-2 with FP8 rows, 5e-3 with bf16), narrowfloat's against its fp64 reference. "
     "`mxfp4_fp8` has an activation scale for every 128 columns in both libraries, "
     "`mxfp4_fp8_token` one a row, which Humming is made for.")
 INDEXED_ONLY = (
-    " This run had Humming's indexed GEMMs alone; its grouped ones, which the script tries, too, from "
-    "32 rows an expert on, may be faster at 1024 and 4096 tokens.")
+    " This run had Humming's indexed GEMMs alone; its grouped ones, which the script tries, too, "
+    "from 32 rows an expert on, may be faster at 1024 and 4096 tokens.")
 BEGIN = "<!-- bench/report_side_by_side.py: headline begin -->"
 END = "<!-- bench/report_side_by_side.py: headline end -->"
 HEADLINE_TOKENS = (1, 16, 64, 256, 1024, 4096)
