@@ -9,9 +9,7 @@
 #include <cstdint>
 
 #include "base/host_device.h"
-
-// Packed differences, entry m in bits 2(m % 4) of byte m / 4: 0, 1 for +1, 2 for -1.
-extern "C" const uint8_t narrowfloat_rcp_delta_table[];
+#include "formats/rcp_table.h"
 
 namespace narrowfloat {
 

@@ -1,5 +1,5 @@
-// FastMath of formats/math_policy.h in vectors: text that sources for a level of vector instructions
-// compile (docs/architecture.md, levels of vector instructions).
+// FastMath of formats/math_policy.h in vectors: text that sources for a level of vector
+// instructions compile (docs/architecture.md, levels of vector instructions).
 //
 // The instructions flush as the mode does: denormal operands count as zero, and results that are
 // below 2^-126 after rounding to 24 bits become zero.
@@ -30,8 +30,8 @@ typename Level::Floats rcp_approx(typename Level::Floats x) {
   constexpr int32_t kSmallestNormal = 0x00800000;
   const auto bits = Level::bits(x);
   const auto mantissa = Level::bit_and(bits, 0x7FFFFF);
-  const Floats quotient = Level::div(
-      Level::floats(1.0F), Level::floats(Level::add(mantissa, Level::ints(kOne))));
+  const Floats quotient =
+      Level::div(Level::floats(1.0F), Level::floats(Level::add(mantissa, Level::ints(kOne))));
   // 16 entries in 32 bits.
   const auto entries =
       Level::gather(narrowfloat_rcp_delta_table, Level::template shift_right<4>(mantissa));
@@ -42,10 +42,10 @@ typename Level::Floats rcp_approx(typename Level::Floats x) {
   const auto exponent = Level::sub(bits, mantissa);
   auto result = Level::sub(
       Level::add(Level::bits(quotient), Level::add(difference, Level::ints(kOne))), exponent);
-  result = Level::select(Level::greater(Level::ints(kSmallestNormal), result), Level::ints(0),
+  result =
+      Level::select(Level::greater(Level::ints(kSmallestNormal), result), Level::ints(0), result);
+  result = Level::select(Level::greater(Level::ints(kSmallestNormal), bits), Level::ints(kInfinity),
                          result);
-  result = Level::select(Level::greater(Level::ints(kSmallestNormal), bits),
-                         Level::ints(kInfinity), result);
   result = Level::select(Level::greater(bits, Level::ints(kInfinity - 1)), Level::ints(0), result);
   result = Level::select(Level::greater(bits, Level::ints(kInfinity)), bits, result);
   return Level::floats(result);

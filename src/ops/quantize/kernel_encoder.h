@@ -144,7 +144,22 @@ class KernelEncoder {
     const int input = run.kernel_input();
     const bool is_finite =
         kernels_.maxima[input][static_cast<int>(kBlock)](run.first, blocks, maxima.data());
-    if (!is_finite || !is_covered(row.pair) || Math::kMode == MathMode::kFast) {
+    const FourOverSix& options = problem_.four_over_six;
+    using Difference = FourOverSixKernelRule::Difference;
+    const FourOverSixKernelRule rule{
+        .encode = row.pair.encode,
+        .decode = row.pair.decode,
+        .difference = options.error_math == FourOverSixMath::kFast ? Difference::kFast
+                      : row.row_amax > 0.0F                        ? Difference::kStrictPerToken
+                                                                   : Difference::kStrict,
+        .is_fast = Math::kMode == MathMode::kFast,
+        .is_squared = options.error == FourOverSixError::kMse,
+        .row_amax = row.row_amax,
+        .code_range = static_cast<float>(options.e4m3_max) * 6.0F};
+    const bool has_scales = is_finite && is_covered(row.pair) &&
+                            kernels_.four_over_six_scales[input](run.first, blocks, maxima.data(),
+                                                                 rule, scales, multipliers.data());
+    if (!has_scales) {
       std::array<float, kCols> x;
       std::array<uint8_t, kCols> block_codes;
       for (int64_t i = 0; i < blocks; ++i) {
@@ -154,24 +169,11 @@ class KernelEncoder {
       }
       return;
     }
-    const FourOverSix& options = problem_.four_over_six;
-    using Difference = FourOverSixKernelRule::Difference;
-    const FourOverSixKernelRule rule{
-        .encode = row.pair.encode,
-        .decode = row.pair.decode,
-        .difference = options.error_math == FourOverSixMath::kFast ? Difference::kFast
-                      : row.row_amax > 0.0F                        ? Difference::kStrictPerToken
-                                                                   : Difference::kStrict,
-        .is_squared = options.error == FourOverSixError::kMse,
-        .row_amax = row.row_amax,
-        .code_range = static_cast<float>(options.e4m3_max) * 6.0F};
-    kernels_.four_over_six_scales[input](run.first, blocks, maxima.data(), rule, scales,
-                                         multipliers.data());
     kernels_.codes[input][static_cast<int>(kCodes)](run.first, blocks, multipliers.data(), codes);
     // Blocks of zeros drop the signs of these.
     constexpr int64_t kBlockBytes = kCols * Element::kBits / 8;
     for (int64_t i = 0; i < blocks; ++i) {
-      if (maxima[static_cast<size_t>(i)] == 0.0F) {
+      if (Math::flush(maxima[static_cast<size_t>(i)]) == 0.0F) {
         std::memset(codes + i * kBlockBytes, 0, static_cast<size_t>(kBlockBytes));
       }
     }

@@ -98,8 +98,7 @@ const void* RowSource::narrow_row(int64_t row, float factor, int64_t col, int64_
 }
 
 bool RowSource::has_kernels() const {
-  if (kernels_ == nullptr || problem_.source == RowSourceKind::kPlain) return false;
-  return problem_.source != RowSourceKind::kSiluMul || problem_.math == MathMode::kExact;
+  return kernels_ != nullptr && problem_.source != RowSourceKind::kPlain;
 }
 
 void RowSource::store_with_kernels(int64_t row, float factor, int64_t col, int64_t count,
@@ -107,7 +106,9 @@ void RowSource::store_with_kernels(int64_t row, float factor, int64_t col, int64
   const size_t input = kernel_input(problem_.input);
   const void* x = input_at(row, col);
   if (problem_.source == RowSourceKind::kSiluMul) {
-    return kernels_->silu_mul[input](x, input_at(row, problem_.cols + col), count, out);
+    const auto& silu_mul =
+        problem_.math == MathMode::kExact ? kernels_->silu_mul : kernels_->fast_silu_mul;
+    return silu_mul[input](x, input_at(row, problem_.cols + col), count, out);
   }
   const void* vector = element_pointer(args_.vector, problem_.input, col);
   if (problem_.source == RowSourceKind::kSmooth) {

@@ -51,13 +51,14 @@ struct Fp8KernelRule {
   float input_max;
 };
 
-// NVFP4 with a search between two scales of each block, `exact` (formats/four_over_six.h has the
-// rule), with positive normal factors.
+// NVFP4 with a search between two scales of each block (formats/four_over_six.h has the rule), with
+// positive normal factors.
 struct FourOverSixKernelRule {
   enum class Difference : int { kStrict, kStrictPerToken, kFast };
   float encode;
   float decode;
   Difference difference;
+  bool is_fast;
   bool is_squared;
   float row_amax;    // kStrictPerToken
   float code_range;  // kStrictPerToken
@@ -76,8 +77,9 @@ struct BlockKernels {
   using Fp8Scales = bool (*)(const float* maxima, int64_t blocks, const Fp8KernelRule& rule,
                              float* scales, float* multipliers);
   // Stores the scales and multipliers that four_over_six.h chooses for blocks of finite elements.
-  // Those of blocks of zeros are 0.
-  using FourOverSixScales = void (*)(const void* x, int64_t blocks, const float* maxima,
+  // Those of blocks of zeros are 0. Returns false, with arbitrary results, if the formulas do not
+  // cover one of the blocks.
+  using FourOverSixScales = bool (*)(const void* x, int64_t blocks, const float* maxima,
                                      const FourOverSixKernelRule& rule, uint8_t* scales,
                                      float* multipliers);
   // Stores the packed codes of RN(x * multiplier). Those of blocks with an element that is infinite

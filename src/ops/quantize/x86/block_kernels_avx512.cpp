@@ -118,6 +118,14 @@ struct Avx512 {
   static Ints shift_left(Ints a) {
     return _mm512_slli_epi32(a, kBits);
   }
+  static Ints shift_right_by(Ints a, Ints bits) { return _mm512_srlv_epi32(a, bits); }
+  // Elements of 32 bits.
+  static Ints gather(const void* table, Ints index) {
+    return _mm512_i32gather_epi32(index, table, 4);
+  }
+  static constexpr unsigned int kFlushes = 0x8040;  // FTZ and DAZ.
+  static unsigned int environment() { return _mm_getcsr(); }
+  static void set_environment(unsigned int environment) { _mm_setcsr(environment); }
   static Ints halved(Ints a) { return _mm512_srai_epi32(a, 1); }
   static Ints to_ints(Floats x) { return _mm512_cvttps_epi32(x); }
   static Floats power_of_two(Ints exponent) {

@@ -11,6 +11,8 @@
 //   store_e2m1, store_e4m3    the codes of four vectors of numbers
 //   kHasShiftedE2m1           whether there is a faster way for multipliers that are powers of two
 //   stream_line, finish_stream  of tensor/x86/stream_text.h
+//   gather(table, index)      elements of 32 bits
+//   environment, set_environment, kFlushes   of formats/x86/fast_math_text.h
 // and elementary operations. Magnitudes are compared as integers: bit patterns of non-negative
 // floats have the order of the floats, and a NaN is larger than all of them.
 #pragma once

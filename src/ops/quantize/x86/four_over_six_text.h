@@ -5,6 +5,7 @@
 // Signs do not matter: a code has its element's sign, and the arithmetic is symmetric.
 #pragma once
 
+#include "formats/x86/fast_math_text.h"
 #include "ops/quantize/x86/block_kernels_text.h"
 
 namespace narrowfloat::four_over_six {
@@ -31,8 +32,16 @@ void load_blocks(const void* x, int64_t first_block, int64_t blocks,
   }
 }
 
+// 1 / (scale * decode).
+template <class Level, bool kIsFast>
+typename Level::Floats multiplier_of(typename Level::Floats scale, float decode) {
+  const auto product = Level::mul(scale, Level::floats(decode));
+  if constexpr (kIsFast) return fast_math_text::rcp_approx<Level>(product);
+  return Level::min(Level::div(Level::floats(1.0F), product), Level::floats(0x1.fffffep127F));
+}
+
 // A scale to try, and what it gives.
-template <class Level>
+template <class Level, bool kIsFast>
 struct Candidate {
   block_kernels::RoundedE4m3<Level> scale;
   typename Level::Floats multiplier;
@@ -40,9 +49,7 @@ struct Candidate {
 
   Candidate(typename Level::Floats unrounded, const FourOverSixKernelRule& rule)
       : scale(block_kernels::round_to_e4m3<Level>(unrounded)),
-        multiplier(Level::min(
-            Level::div(Level::floats(1.0F), Level::mul(scale.values, Level::floats(rule.decode))),
-            Level::floats(0x1.fffffep127F))),
+        multiplier(multiplier_of<Level, kIsFast>(scale.values, rule.decode)),
         error(Level::floats(0.0F)) {}
 
   void add_error(typename Level::Floats x, const FourOverSixKernelRule& rule) {
@@ -75,32 +82,66 @@ struct Candidate {
   }
 };
 
-template <class Level, KernelInput kInput>
-void scales(const void* x, int64_t blocks, const float* maxima, const FourOverSixKernelRule& rule,
-            uint8_t* stored, float* multipliers) {
+template <class Level, bool kIsFast>
+typename Level::Floats scale_of_six(typename Level::Floats amax, float encode) {
+  if constexpr (kIsFast) {
+    constexpr float kOneSixth = 1.0F / 6.0F;
+    return Level::mul(Level::floats(encode), Level::mul(amax, Level::floats(kOneSixth)));
+  }
+  return Level::mul(Level::div(amax, Level::floats(6.0F)), Level::floats(encode));
+}
+
+// Sets is_covered: in `fast` a multiplier beyond the limit, as of a scale of 0, is not.
+template <class Level, KernelInput kInput, bool kIsFast>
+[[gnu::noinline]] void choose_scales(const void* x, int64_t blocks, const float* maxima,
+                                     const FourOverSixKernelRule* rule_of_call, uint8_t* stored,
+                                     float* multipliers, bool* is_covered) {
+  const FourOverSixKernelRule& rule = *rule_of_call;
   using Floats = typename Level::Floats;
+  const auto limit = Level::bits(Level::floats(kIsFast ? 0x1p100F : 0x1.fffffep127F));
+  auto uncovered = Level::none();
   for (int64_t block = 0; block < blocks; block += Level::kLanes) {
     Floats elements[kBlock];
     load_blocks<Level, kInput>(x, block, blocks, elements);
     const Floats amax = Level::template load<KernelInput::kF32>(maxima, block);
-    const Floats unrounded =
-        Level::mul(Level::div(amax, Level::floats(6.0F)), Level::floats(rule.encode));
-    Candidate<Level> six(unrounded, rule);
-    Candidate<Level> four(Level::mul(unrounded, Level::floats(1.5F)), rule);
+    const Floats unrounded = scale_of_six<Level, kIsFast>(amax, rule.encode);
+    Candidate<Level, kIsFast> six(unrounded, rule);
+    Candidate<Level, kIsFast> four(Level::mul(unrounded, Level::floats(1.5F)), rule);
     for (const Floats& element : elements) {
       six.add_error(element, rule);
       four.add_error(element, rule);
     }
     // Ties and NaN keep 6.
     const auto is_four = Level::is_less(four.error, six.error);
-    const auto is_zero = Level::equal(Level::bits(amax), Level::ints(0));
-    const auto chosen = [&](typename Level::Ints of_four, typename Level::Ints of_six) {
-      return Level::select(is_zero, Level::ints(0), Level::select(is_four, of_four, of_six));
+    constexpr int32_t kLeast = kIsFast ? block_kernels::kSmallestNormal : 1;
+    const auto is_zero = Level::greater(Level::ints(kLeast), Level::bits(amax));
+    const auto or_zero = [&](typename Level::Ints bits) {
+      return Level::select(is_zero, Level::ints(0), bits);
     };
+    const auto chosen = [&](typename Level::Ints of_four, typename Level::Ints of_six) {
+      return or_zero(Level::select(is_four, of_four, of_six));
+    };
+    const auto larger =
+        or_zero(Level::max(Level::bits(six.multiplier), Level::bits(four.multiplier)));
+    uncovered = Level::either(uncovered, Level::greater(larger, limit));
     Level::store_bytes(stored + block, chosen(four.scale.codes, six.scale.codes));
     Level::store(multipliers + block,
                  Level::floats(chosen(Level::bits(four.multiplier), Level::bits(six.multiplier))));
   }
+  *is_covered = !Level::any(uncovered);
+}
+
+template <class Level, KernelInput kInput>
+bool scales(const void* x, int64_t blocks, const float* maxima, const FourOverSixKernelRule& rule,
+            uint8_t* stored, float* multipliers) {
+  bool is_covered = false;
+  if (rule.is_fast) {
+    fast_math_text::with_flushes<Level>(choose_scales<Level, kInput, true>, x, blocks, maxima,
+                                        &rule, stored, multipliers, &is_covered);
+  } else {
+    choose_scales<Level, kInput, false>(x, blocks, maxima, &rule, stored, multipliers, &is_covered);
+  }
+  return is_covered;
 }
 
 }  // namespace narrowfloat::four_over_six

@@ -11,7 +11,8 @@ struct RowKernels {
   using Combine = void (*)(const void* a, const void* b, int64_t count, void* out);
 
   // Indexed by input: those of bf16 and fp16 are set.
-  Combine silu_mul[3];  // silu(a) * b, `exact`
+  Combine silu_mul[3];       // silu(a) * b, `exact`
+  Combine fast_silu_mul[3];  // and `fast`
   Combine multiply[3];
   Combine add[3];
   // (x * factor) * (0 + weight)

@@ -5,6 +5,7 @@
 //                                   adds neighbours first
 #pragma once
 
+#include "formats/x86/fast_math_text.h"
 #include "ops/quantize/x86/block_kernels_text.h"
 #include "tensor/x86/exponential_text.h"
 
@@ -39,6 +40,23 @@ void silu_mul(const void* gate, const void* up, int64_t count, void* out) {
     const Floats e = exponential_text::exponential<Level>(Level::negated(g));
     return Level::mul(Level::div(g, Level::add(Level::floats(1.0F), e)), u);
   });
+}
+
+// The exponential's own denormal numbers do not show: it is added to 1.
+template <class Level, KernelInput kInput>
+[[gnu::noinline]] void flushed_silu_mul(const void* gate, const void* up, int64_t count,
+                                        void* out) {
+  using Floats = typename Level::Floats;
+  for_each_pair<Level, kInput>(gate, up, count, out, [](Floats g, Floats u) {
+    const Floats e = exponential_text::exponential<Level>(Level::negated(g));
+    const Floats reciprocal = fast_math_text::rcp_approx<Level>(Level::add(Level::floats(1.0F), e));
+    return Level::mul(Level::mul(g, reciprocal), u);
+  });
+}
+
+template <class Level, KernelInput kInput>
+void fast_silu_mul(const void* gate, const void* up, int64_t count, void* out) {
+  fast_math_text::with_flushes<Level>(flushed_silu_mul<Level, kInput>, gate, up, count, out);
 }
 
 template <class Level, KernelInput kInput>
@@ -118,6 +136,7 @@ constexpr RowKernels row_kernels_of() {
   using enum KernelInput;
   return {
       .silu_mul = {nullptr, silu_mul<Level, kBf16>, silu_mul<Level, kF16>},
+      .fast_silu_mul = {nullptr, fast_silu_mul<Level, kBf16>, fast_silu_mul<Level, kF16>},
       .multiply = {nullptr, multiply<Level, kBf16>, multiply<Level, kF16>},
       .add = {nullptr, add<Level, kBf16>, add<Level, kF16>},
       .norm = {nullptr, norm<Level, kBf16>, norm<Level, kF16>},

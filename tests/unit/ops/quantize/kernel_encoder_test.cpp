@@ -192,6 +192,7 @@ TEST_P(KernelEncoderTest, MakesTheRowsOfFusedQuantizers) {
     QuantizeProblem problem;
     problem.source = static_cast<RowSourceKind>(1 + random.below(4));
     problem.input = random.below(2) == 0 ? DType::kBF16 : DType::kF16;
+    problem.math = random.below(2) == 0 ? MathMode::kExact : MathMode::kFast;
     problem.rows = 1;
     problem.cols = cols;
     const std::vector<uint8_t> input = sample_elements(random, problem.input, 2 * cols);
