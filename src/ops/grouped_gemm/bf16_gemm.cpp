@@ -14,8 +14,8 @@
 #include "ops/grouped_gemm/row_blocks.h"
 #include "ops/grouped_gemm/strip_decoder.h"
 #include "ops/grouped_gemm/strip_epilogue.h"
+#include "ops/grouped_gemm/strip_loop.h"
 #include "ops/grouped_gemm/strip_weights.h"
-#include "runtime/parallel.h"
 
 namespace narrowfloat {
 namespace {
@@ -73,10 +73,8 @@ class Bf16Gemm {
     }
     const int64_t strips = weights_.strips();
     const int64_t grain = std::max<int64_t>(1, kGrainProducts / (shape_.cols * kStripRows));
-    parallel_for(blocks_.count() * strips, grain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end;) {
-        i += run_strips(i / strips, i % strips, std::min(end - i, strips - i % strips));
-      }
+    for_each_strip(blocks_.count(), strips, grain, [&](int64_t block, int64_t strip, int64_t most) {
+      return run_strips(block, strip, most);
     });
   }
 

@@ -25,9 +25,9 @@
 #include "ops/grouped_gemm/strip_decoder.h"
 #include "ops/grouped_gemm/strip_epilogue.h"
 #include "ops/grouped_gemm/strip_kernel.h"
+#include "ops/grouped_gemm/strip_loop.h"
 #include "ops/grouped_gemm/strip_weights.h"
 #include "ops/grouped_gemm/x86/gemm_kernels.h"
-#include "runtime/parallel.h"
 #include "runtime/vector_level.h"
 
 namespace narrowfloat {
@@ -65,10 +65,8 @@ class BaselineGemm {
     fuses_rows_ = is_fast || (are_exact && has_fast_fused_operations());
     const int64_t strips = weights_.strips();
     const int64_t grain = std::max<int64_t>(1, kGrainProducts / (shape_.cols * kStripRows));
-    parallel_for(blocks_.count() * strips, grain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end;) {
-        i += run_tiles(i / strips, i % strips, std::min(end - i, strips - i % strips));
-      }
+    for_each_strip(blocks_.count(), strips, grain, [&](int64_t block, int64_t strip, int64_t most) {
+      return run_tiles(block, strip, most);
     });
   }
 

@@ -9,8 +9,8 @@
 #include "ops/grouped_gemm/int8_rows.h"
 #include "ops/grouped_gemm/row_blocks.h"
 #include "ops/grouped_gemm/strip_epilogue.h"
+#include "ops/grouped_gemm/strip_loop.h"
 #include "ops/grouped_gemm/strip_weights.h"
-#include "runtime/parallel.h"
 
 namespace narrowfloat {
 namespace {
@@ -51,9 +51,11 @@ class Int8Gemm {
     const int64_t pairs = ceil_div(weights_.strips(), kPairStrips);
     const int64_t products = shape_.cols * kStripRows * kPairStrips;
     const int64_t grain = std::max<int64_t>(1, kGrainProducts / products);
-    parallel_for(blocks_.count() * pairs, grain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) run_pair(i / pairs, i % pairs);
-    });
+    const auto run = [&](int64_t block, int64_t pair, int64_t /*most*/) {
+      run_pair(block, pair);
+      return int64_t{1};
+    };
+    for_each_strip(blocks_.count(), pairs, grain, run, kNodeStrips / kPairStrips);
   }
 
  private:

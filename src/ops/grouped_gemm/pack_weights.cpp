@@ -14,8 +14,8 @@
 #include "formats/minifloat.h"
 #include "formats/ue8m0.h"
 #include "ops/grouped_gemm/product_range.h"
+#include "ops/grouped_gemm/strip_loop.h"
 #include "ops/grouped_gemm/strip_weights.h"
-#include "runtime/parallel.h"
 #include "tensor/layouts/linear.h"
 #include "tensor/layouts/swizzled_128x4.h"
 
@@ -235,16 +235,18 @@ PackedWeightData pack_weight_strips(const GroupedGemmProblem& problem, const Wei
   MagnitudeRange range;
   PackedWeightData packed =
       pack_weights(shape, pieces, [&](const PackedPlace& place, const WeightSource& source) {
-        const int64_t strips = pieces.experts * shape.rows / kStripRows;
-        parallel_for(strips, 1, [&](int64_t begin, int64_t end) {
+        const int64_t strips = shape.rows / kStripRows;
+        for_each_strip(pieces.experts, strips, 1, [&](int64_t expert, int64_t first, int64_t most) {
           MagnitudeRange of_task;
-          for (int64_t strip = begin; strip < end; ++strip) {
+          for (int64_t i = first; i < first + most; ++i) {
+            const int64_t strip = expert * strips + i;
             copy_codes(shape, source.values, strip, place.codes);
             if (has_byte_scales) copy_scales(shape, source.scales, strip, place.scales);
             of_task.add(range_of_strip(shape, source, strip, place.scales));
           }
           const std::lock_guard lock(mutex);
           range.add(of_task);
+          return most;
         });
         if (grid.is_present() && !has_byte_scales) {
           std::memcpy(place.scales, source.scales.data,

@@ -1,0 +1,71 @@
+// See numa_nodes.h. A node has an arena of oneTBB, whose threads stay on the node's processors.
+#include "runtime/numa_nodes.h"
+
+#include <algorithm>
+#include <array>
+#include <exception>
+
+#include <tbb/info.h>
+#include <tbb/task_arena.h>
+#include <tbb/task_group.h>
+
+#include "base/int_math.h"
+
+namespace narrowfloat {
+namespace {
+
+constexpr size_t kMostNodes = 16;
+
+}  // namespace
+
+NodePart::NodePart(int64_t count, int64_t unit, int node, int nodes) {
+  const int64_t units = ceil_div(count, unit);
+  begin = std::min(units * node / nodes * unit, count);
+  end = std::min(units * (node + 1) / nodes * unit, count);
+}
+
+struct NumaNodes::Node {
+  explicit Node(int id) : arena(tbb::task_arena::constraints(id)) {}
+  tbb::task_arena arena;
+};
+
+NumaNodes::NumaNodes(const std::vector<int>& ids) {
+  constexpr int kAnyNode = -1;
+  const bool has_room = ids.size() <= kMostNodes;
+  for (const int id : has_room ? ids : std::vector{kAnyNode}) {
+    nodes_.push_back(std::make_unique<Node>(id));
+  }
+}
+NumaNodes::~NumaNodes() = default;
+
+const NumaNodes& NumaNodes::all() {
+  static const NumaNodes kAll(tbb::info::numa_nodes());
+  return kAll;
+}
+
+int NumaNodes::count() const { return static_cast<int>(nodes_.size()); }
+
+void NumaNodes::for_each(FunctionRef<void(int node)> body) const {
+  if (nodes_.size() == 1) return body(0);
+  std::array<tbb::task_group, kMostNodes> groups;
+  std::array<std::exception_ptr, kMostNodes> errors;
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    nodes_[i]->arena.execute([&, i] {
+      groups[i].run([&, i] {
+        try {
+          body(static_cast<int>(i));
+        } catch (...) {
+          errors[i] = std::current_exception();
+        }
+      });
+    });
+  }
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    nodes_[i]->arena.execute([&, i] { groups[i].wait(); });
+  }
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+}  // namespace narrowfloat
