@@ -25,7 +25,7 @@ NodePart::NodePart(int64_t count, int64_t unit, int node, int nodes) {
 }
 
 struct NumaNodes::Node {
-  explicit Node(int id) : arena(tbb::task_arena::constraints(id)) {}
+  explicit Node(int id) : arena(tbb::task_arena::constraints().set_numa_id(id)) {}
   tbb::task_arena arena;
 };
 
