@@ -4,7 +4,6 @@
 #pragma once
 
 #include <array>
-#include <optional>
 
 #include "base/int_math.h"
 #include "ops/quantize/block_encoder.h"
@@ -67,19 +66,6 @@ class KernelEncoder {
   static constexpr int64_t kCols = Format::kBlockCols;
   KernelEncoder(const QuantizeProblem& problem, const BlockKernels& kernels)
       : problem_(problem), encoder_(problem), kernels_(kernels) {}
-
-  // `fast` NVFP4: tabulates the multipliers of all scales for a pair that many rows share.
-  void prepare(const ScalePair& pair) {
-    if constexpr (Format::kHasGlobalScale && Math::kMode == MathMode::kFast) {
-      if (!is_covered(pair)) return;
-      std::array<float, 128> table;
-      for (size_t i = 0; i < table.size(); ++i) {
-        table[i] = Format::template multiplier<Math>(static_cast<uint8_t>(i), pair);
-      }
-      table_of_ = pair;
-      multipliers_ = table;
-    }
-  }
 
   // Stores the scales and packed codes of up to kMaxKernelBlocks blocks; `scales` has room for as
   // many.
@@ -208,17 +194,12 @@ class KernelEncoder {
       return kernels_.mx_scales(maxima, blocks, rule, scales, multipliers);
     } else {
       if (problem_.input == DType::kF8E4M3 || !is_covered(pair)) return false;
-      Nvfp4ScaleRule rule{.encode = pair.encode,
-                          .encode_sixth = mul_rn(pair.encode, kOneSixth),
-                          .decode = pair.decode,
-                          .multipliers = nullptr};
-      if constexpr (Math::kMode == MathMode::kFast) {
-        const bool has_table =
-            multipliers_ && pair.encode == table_of_.encode && pair.decode == table_of_.decode;
-        if (!has_table) return false;
-        rule.multipliers = multipliers_->data();
-      }
-      return kernels_.nvfp4_scales(maxima, blocks, rule, scales, multipliers);
+      const Nvfp4ScaleRule rule{.encode = pair.encode,
+                                .encode_sixth = mul_rn(pair.encode, kOneSixth),
+                                .decode = pair.decode,
+                                .is_fast = Math::kMode == MathMode::kFast};
+      kernels_.nvfp4_scales(maxima, blocks, rule, scales, multipliers);
+      return true;
     }
   }
 
@@ -234,8 +215,6 @@ class KernelEncoder {
   const QuantizeProblem& problem_;
   BlockEncoder<Format, Math> encoder_;
   const BlockKernels& kernels_;
-  ScalePair table_of_;
-  std::optional<std::array<float, 128>> multipliers_;
 };
 
 }  // namespace narrowfloat

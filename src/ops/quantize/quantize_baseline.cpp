@@ -104,15 +104,7 @@ class BaselineQuantizer {
         is_streamed_(kernels != nullptr &&
                      problem.batch * problem.rows * args.value_row_bytes > kStreamedBytes) {
     if constexpr (kHasKernels) {
-      if (kernels == nullptr) return;
-      kernel_encoder_.emplace(problem, *kernels);
-      if constexpr (Format::kHasGlobalScale && !Format::kHasRowScale) {
-        if (problem.encode_axis != EncodeScaleAxis::kTensor ||
-            problem.batch * problem.rows * problem.cols < kTableElems) {
-          return;
-        }
-        kernel_encoder_->prepare(Format::template scale_pair<Math>(scales.encode(0, 0)));
-      }
+      if (kernels != nullptr) kernel_encoder_.emplace(problem, *kernels);
     }
   }
 
@@ -142,8 +134,6 @@ class BaselineQuantizer {
   static constexpr bool kHasKernels = Format::kBlockRows == 1;
   // 128x128 tiles whose rows are read side by side: 256 KiB of fp32 stay in the cache.
   static constexpr int64_t kKernelTiles = 4;
-  // A table of multipliers pays from this number of elements on.
-  static constexpr int64_t kTableElems = 1 << 16;
 
   [[nodiscard]] int64_t flat(int64_t batch, int64_t row) const {
     return batch * problem_.rows + row;

@@ -29,8 +29,7 @@ struct Nvfp4ScaleRule {
   float encode;        // g
   float encode_sixth;  // RN(g / 6), of `exact`.
   float decode;
-  // `fast`: the multiplier for each of the 128 scales. Null for `exact`.
-  const float* multipliers;
+  bool is_fast;
 };
 
 // MXFP4 and MXFP8.
@@ -68,9 +67,9 @@ struct BlockKernels {
   // Stores the largest magnitude of each block, as integers compare them: NaN is larger than
   // infinity. Returns whether all elements are finite.
   using Maxima = bool (*)(const void* x, int64_t blocks, float* maxima);
-  // Store the scale and the multiplier of each block with a finite maximum. Return false, with
-  // arbitrary results, if the formulas do not cover one of the blocks.
-  using Nvfp4Scales = bool (*)(const float* maxima, int64_t blocks, const Nvfp4ScaleRule& rule,
+  // Store the scale and the multiplier of each block with a finite maximum. Those that return
+  // false, with arbitrary results, do not cover one of the blocks.
+  using Nvfp4Scales = void (*)(const float* maxima, int64_t blocks, const Nvfp4ScaleRule& rule,
                                uint8_t* scales, float* multipliers);
   using MxScales = bool (*)(const float* maxima, int64_t blocks, const MxScaleRule& rule,
                             uint8_t* scales, float* multipliers);

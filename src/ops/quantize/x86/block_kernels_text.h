@@ -19,6 +19,7 @@
 
 #include <cstring>
 
+#include "formats/x86/fast_math_text.h"
 #include "ops/quantize/x86/block_kernels.h"
 #include "tensor/x86/stream_text.h"
 
@@ -205,37 +206,46 @@ typename Level::Ints flush(typename Level::Ints bits) {
   return Level::select(Level::greater(Level::ints(kSmallestNormal), bits), Level::ints(0), bits);
 }
 
-template <class Level>
-bool nvfp4_scales(const float* maxima, int64_t blocks, const Nvfp4ScaleRule& rule, uint8_t* scales,
-                  float* multipliers) {
+template <class Level, bool kIsFast>
+[[gnu::noinline]] void store_nvfp4_scales(const float* maxima, int64_t blocks,
+                                          const Nvfp4ScaleRule* rule, uint8_t* scales,
+                                          float* multipliers) {
   constexpr float kOneSixth = 1.0F / 6.0F;
-  auto uncovered = Level::none();
+  constexpr int32_t kLeast = kIsFast ? kSmallestNormal : 1;
   for (int64_t block = 0; block < blocks; block += Level::kLanes) {
-    auto amax = Level::template load<KernelInput::kF32>(maxima, block);
-    if (rule.multipliers != nullptr) {
-      amax = Level::floats(flush<Level>(Level::bits(amax)));
-      const auto sixth = Level::bits(Level::mul(amax, Level::floats(kOneSixth)));
-      uncovered = Level::either(uncovered, is_at_flush_limit<Level>(sixth));
-      // A product below 2^-126 rounds to the code 0, flushed or not.
-      const auto product =
-          Level::mul(Level::floats(rule.encode), Level::floats(flush<Level>(sixth)));
-      Level::store_bytes(scales + block, round_to_e4m3<Level>(product).codes);
-      for (int64_t i = block; i < block + Level::kLanes; ++i) {
-        const bool is_zero = maxima[i] < 0x1p-126F;
-        multipliers[i] = is_zero ? 0.0F : rule.multipliers[scales[i]];
-      }
-      continue;
+    const auto amax = Level::template load<KernelInput::kF32>(maxima, block);
+    auto unrounded = amax;
+    if constexpr (kIsFast) {
+      unrounded =
+          Level::mul(Level::floats(rule->encode), Level::mul(amax, Level::floats(kOneSixth)));
+    } else {
+      unrounded = Level::mul(amax, Level::floats(rule->encode_sixth));
     }
-    const auto rounded = round_to_e4m3<Level>(Level::mul(amax, Level::floats(rule.encode_sixth)));
-    const auto decode = Level::mul(rounded.values, Level::floats(rule.decode));
-    const auto reciprocal =
-        Level::min(Level::div(Level::floats(1.0F), decode), Level::floats(0x1.fffffep127F));
-    const auto is_zero = Level::equal(Level::bits(amax), Level::ints(0));
+    const auto rounded = round_to_e4m3<Level>(unrounded);
+    const auto decode = Level::mul(rounded.values, Level::floats(rule->decode));
+    auto reciprocal = decode;
+    if constexpr (kIsFast) {
+      reciprocal = fast_math_text::rcp_approx<Level>(decode);
+    } else {
+      reciprocal =
+          Level::min(Level::div(Level::floats(1.0F), decode), Level::floats(0x1.fffffep127F));
+    }
+    const auto is_zero = Level::greater(Level::ints(kLeast), Level::bits(amax));
     Level::store_bytes(scales + block, rounded.codes);
     Level::store(multipliers + block,
                  Level::floats(Level::select(is_zero, Level::ints(0), Level::bits(reciprocal))));
   }
-  return !Level::any(uncovered);
+}
+
+template <class Level>
+void nvfp4_scales(const float* maxima, int64_t blocks, const Nvfp4ScaleRule& rule, uint8_t* scales,
+                  float* multipliers) {
+  if (rule.is_fast) {
+    fast_math_text::with_flushes<Level>(store_nvfp4_scales<Level, true>, maxima, blocks, &rule,
+                                        scales, multipliers);
+  } else {
+    store_nvfp4_scales<Level, false>(maxima, blocks, &rule, scales, multipliers);
+  }
 }
 
 // Scale byte of 'up': the least power of two at or above the quotient.

@@ -5,7 +5,6 @@
 // Signs do not matter: a code has its element's sign, and the arithmetic is symmetric.
 #pragma once
 
-#include "formats/x86/fast_math_text.h"
 #include "ops/quantize/x86/block_kernels_text.h"
 
 namespace narrowfloat::four_over_six {

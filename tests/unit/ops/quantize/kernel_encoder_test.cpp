@@ -94,8 +94,7 @@ void expect_the_formulas_bytes(const BlockKernels& kernels, const QuantizeProble
   if constexpr (Format::kHasGlobalScale) {
     row.pair = Format::template scale_pair<Math>(encode_scale);
   }
-  KernelEncoder<Format, Math> encoder(problem, kernels);
-  encoder.prepare(row.pair);
+  const KernelEncoder<Format, Math> encoder(problem, kernels);
   std::vector<Stored> expected_scales(kMaxKernelBlocks);
   std::vector<uint8_t> codes(code_bytes + 1, 0xEE);
   std::vector<uint8_t> expected_codes = codes;
