@@ -58,7 +58,8 @@ NARROWFLOAT_FORCE=quantize:cpu_avx512 narrowfloat-bench bench quantize --device 
 {fused}
 ## Mixture of Experts
 
-{layers}"""
+{layers}
+{int8}"""
 
 LAYERS_TEXT = """{machine}, commit {commit}, {shape}: a whole layer with {experts} experts in memory, one thread,
 milliseconds of processor time, the least of several runs. The machine had other work, which shares
@@ -169,6 +170,49 @@ def layers() -> str:
         table=table(["mode", "implementation", "sums", *(f"T = {one}" for one in tokens)], rows))
 
 
+INT8_TEXT = """### Rows in int8
+
+{machine}, commit {commit}, the same layer: modes and implementations ran in turn, and each figure is that
+of its run: of one thread processor time, of two threads the 10th percentile, milliseconds. GB/s: the
+weights of the experts that were hit, at T = 1; beside it the rate at which the program read memory in the
+same minute. The machine had no other work.
+
+{tables}"""
+INT8_RUNS = (("bf16", "avx512", "exact"), ("bf16", "avx512_bf16", "fast"), ("int8", "avx2", "exact"),
+             ("int8", "avx512", "exact"))  # fmt: skip
+
+
+def int8_row(mode: str, implementation: str, sums: str, threads: int) -> tuple[list[str], dict]:
+    """Returns a line of the table, and the document."""
+    name = f"turns_{mode}_{implementation}_{sums}_{threads}.json"
+    document = json.loads((FOLDER / name).read_text())
+    assert document["threads"] == threads and document["fast_sums"] == (sums == "fast")
+    assert all(case["correct"] and case["implementation"] == f"cpu_{implementation}"
+               for case in document["cases"])
+    seconds = {case["tokens"]: case["processor_seconds" if threads == 1 else "p10_seconds"]
+               for case in document["cases"]}
+    first = document["cases"][0]
+    return [f"`{mode}`", f"`cpu_{implementation}`", "" if "int8" in mode else sums,
+            *(f"{seconds[tokens] * 1e3:.{2 if seconds[tokens] < 0.01 else 1}f}"
+              for tokens in sorted(seconds)),
+            f"{first['weight_bytes'] / seconds[1] / 1e9:.1f}",
+            f"{first['read_gb_per_second']:.1f}"], document
+
+
+def int8_layers() -> str:
+    tables = []
+    for threads in (1, 2):
+        found = [int8_row(f"{weights}_{rows}", implementation, sums, threads)
+                 for weights in ("mxfp4", "nvfp4") for rows, implementation, sums in INT8_RUNS]
+        document = found[0][1]
+        tokens = [f"T = {case['tokens']}" for case in document["cases"]]
+        heads = ["mode", "implementation", "sums", *tokens, "GB/s", "memory"]
+        tables.append(f"{threads} thread{'s' if threads > 1 else ''}:\n\n"
+                      + table(heads, [row for row, _ in found]))
+    return INT8_TEXT.format(machine=document["cpu"], commit=document["commit"],
+                            tables="\n".join(tables))
+
+
 def page() -> str:
     document = json.loads((FOLDER / "quantize_fp32_linear_avx512.json").read_text())
     machine = f"{document['cpu']}, commit {document['commit']}, 64 x 2048 elements, linear scales"
@@ -176,6 +220,7 @@ def page() -> str:
               for op in ("quantize", "dequantize") for dtype in ELEMENT_BYTES]
     fused = fused_documents(FUSED_FILES[0])[IMPLEMENTATIONS[-1]]
     return TEXT.format(machine=machine, tables="\n".join(tables), layers=layers(),
+                       int8=int8_layers(),
                        fused_machine=f"{fused['cpu']}, commit {fused['commit']}",
                        fast_commit=fused_documents("silu_fast_bf16")["avx512"]["commit"],
                        fused=fused_table())

@@ -22,17 +22,16 @@
 namespace narrowfloat {
 namespace {
 
-// The memory is not initialised: the threads that fill it touch its pages first. Pages are large
-// where Linux has them, since few tokens read all weights once and in order.
-std::shared_ptr<uint8_t> allocate_packed(int64_t size_bytes) {
+// The memory is not initialised: the threads that fill it touch its pages first.
+std::shared_ptr<uint8_t> allocate_packed(int64_t size_bytes, bool has_large_pages) {
   constexpr int64_t kLargePage = 2 << 20;
   const auto size = static_cast<size_t>(std::max<int64_t>(1, size_bytes));
-  const std::align_val_t alignment{
-      static_cast<size_t>(size_bytes >= kLargePage ? kLargePage : kGemmAlignment)};
+  const std::align_val_t alignment{static_cast<size_t>(
+      has_large_pages && size_bytes >= kLargePage ? kLargePage : kGemmAlignment)};
   auto* packed = static_cast<uint8_t*>(::operator new(size, alignment));
 #if defined(__linux__)
   // Many systems give them on request alone. A refusal is no error.
-  if (size_bytes >= kLargePage) madvise(packed, size, MADV_HUGEPAGE);
+  if (has_large_pages && size_bytes >= kLargePage) madvise(packed, size, MADV_HUGEPAGE);
 #endif
   return {packed, [alignment](uint8_t* memory) { ::operator delete(memory, alignment); }};
 }
@@ -200,7 +199,7 @@ struct PackedPlace {
 PackedWeightData pack_weights(
     const GemmShape& shape, const WeightPieces& pieces,
     FunctionRef<void(const PackedPlace& place, const WeightSource& source)> fill) {
-  const auto packed = allocate_packed(shape.packed_bytes());
+  const auto packed = allocate_packed(shape.packed_bytes(), shape.mode.has_int8_rows);
   for (int64_t first = 0; first < shape.experts; first += pieces.experts) {
     fill(PackedPlace(shape, packed.get(), first), pieces.from(first));
   }

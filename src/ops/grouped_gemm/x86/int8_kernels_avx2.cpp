@@ -10,6 +10,8 @@ struct Avx2 {
   static constexpr int kLanes = 8;
   static constexpr int kRegisterRows = 4;
   static constexpr int kVectors = 1;
+  // 8 KiB of codes of two strips, which four passes find in the first-level cache.
+  static constexpr int64_t kChunkCols = 512;
   using Floats = __m256;
   using Ints = __m256i;
 
@@ -17,6 +19,7 @@ struct Avx2 {
   static Floats floats(Ints bits) { return _mm256_castsi256_ps(bits); }
   static Ints bits(Floats x) { return _mm256_castps_si256(x); }
   static Ints ints(int32_t x) { return _mm256_set1_epi32(x); }
+  static Floats load(const float* x) { return _mm256_loadu_ps(x); }
   static void store(float* out, Floats x) { _mm256_storeu_ps(out, x); }
   static Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
   static Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }

@@ -10,6 +10,7 @@ struct Avx512 {
   static constexpr int kLanes = 16;
   static constexpr int kRegisterRows = 7;
   static constexpr int kVectors = 2;
+  static constexpr int64_t kChunkCols = INT64_MAX;  // Two strips are one pass.
   using Floats = __m512;
   using Ints = __m512i;
 
@@ -17,6 +18,7 @@ struct Avx512 {
   static Floats floats(Ints bits) { return _mm512_castsi512_ps(bits); }
   static Ints bits(Floats x) { return _mm512_castps_si512(x); }
   static Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
+  static Floats load(const float* x) { return _mm512_loadu_ps(x); }
   static void store(float* out, Floats x) { _mm512_storeu_ps(out, x); }
   static Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
   static Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }

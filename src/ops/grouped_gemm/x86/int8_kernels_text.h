@@ -4,6 +4,7 @@
 //   kLanes                      32-bit lanes of a vector
 //   kRegisterRows, kVectors     rows and vectors of weight rows whose totals fit the registers
 //                               beside the weights of a group
+//   kChunkCols                  columns that all vectors of weight rows meet before the next ones
 //   Floats, Ints                vectors of fp32, of 32-bit integers
 //   decode(codes, low, high)    2 * value + 12 of the lower and the upper four bits of each byte
 //   add_products(sums, weights, values)
@@ -35,9 +36,15 @@ Value load_as(const uint8_t* from) {
   return value;
 }
 
-// Sums of kRows rows and kVectors vectors of weight rows, from vector `first` of the strips on.
+struct Columns {
+  int64_t begin;
+  int64_t end;
+};
+
+// Adds the products of the columns to the sums of kRows rows and kVectors vectors of weight rows,
+// from vector `first` of the strips on.
 template <class Level, int kGroupCols, int kRows, int kVectors>
-void multiply_rows(const Int8Strips& strips, const Int8Row* rows, int64_t first) {
+void multiply_rows(const Int8Strips& strips, const Int8Row* rows, Columns chunk, int64_t first) {
   using Floats = typename Level::Floats;
   using Ints = typename Level::Ints;
   constexpr int kQuads = kGroupCols / 4;
@@ -45,18 +52,22 @@ void multiply_rows(const Int8Strips& strips, const Int8Row* rows, int64_t first)
   constexpr int kChains = kRows == 1 ? kGroupCols / 16 : 1;
   const int64_t starts = strips.layout.starts;
   const int64_t half_scales = strips.layout.half_scales;
-  const int64_t groups = strips.layout.cols / kGroupCols;
   const int64_t step_bytes = strips.count * kStepBytes;
-  const uint8_t* codes = strips.codes + first * Level::kLanes * 4;
-  const uint8_t* scales = strips.scales + first * Level::kLanes;
+  const int64_t group_bytes = strips.count * kStripLanes;
+  const uint8_t* codes =
+      strips.codes + chunk.begin / kStepCols * step_bytes + first * Level::kLanes * 4;
+  const uint8_t* scales =
+      strips.scales + chunk.begin / kGroupCols * group_bytes + first * Level::kLanes;
   const uint8_t* data[kRows];
   Floats totals[kRows][kVectors];
   for (int row = 0; row < kRows; ++row) {
     data[row] = rows[row].data;
-    for (int v = 0; v < kVectors; ++v) totals[row][v] = Level::floats(0.0F);
+    for (int v = 0; v < kVectors; ++v) {
+      const float* sums = rows[row].sums + (first + v) * Level::kLanes;
+      totals[row][v] = chunk.begin == 0 ? Level::floats(0.0F) : Level::load(sums);
+    }
   }
-  for (int64_t group = 0; group < groups; ++group) {
-    const int64_t begin = group * kGroupCols;
+  for (int64_t begin = chunk.begin; begin < chunk.end; begin += kGroupCols) {
     Ints weights[kQuads][kVectors];
     Floats weight_scales[kVectors];
     for (int step = 0; step < kGroupCols / kStepCols; ++step) {
@@ -72,13 +83,14 @@ void multiply_rows(const Int8Strips& strips, const Int8Row* rows, int64_t first)
       weight_scales[v] = kGroupCols == 32 ? decode_text::decode_ue8m0<Level>(scale_codes)
                                           : decode_text::decode_e4m3<Level>(scale_codes);
     }
-    scales += strips.count * kStripLanes;
+    scales += group_bytes;
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) {
       Ints inner[kChains][kVectors];
       for (int chain = 0; chain < kChains; ++chain) {
         const int quad = chain * kQuads / kChains;
-        const int32_t start = chain == 0 ? load_as<int32_t>(data[row] + starts + group * 4) : 0;
+        const int32_t start =
+            chain == 0 ? load_as<int32_t>(data[row] + starts + begin / kGroupCols * 4) : 0;
         for (int v = 0; v < kVectors; ++v) inner[chain][v] = Level::ints(start);
         Level::template add_products<kQuads / kChains, kVectors>(inner[chain], weights + quad,
                                                                  data[row] + begin + quad * 4);
@@ -104,14 +116,19 @@ template <class Level, int kGroupCols, int kRows>
 void multiply_block(const Int8Strips& strips, const Int8Row* rows) {
   constexpr int kVectors = Level::kVectors;
   const int64_t vectors = strips.count * kStripLanes / Level::kLanes;
-  int64_t first = 0;
-  for (; first + kVectors <= vectors; first += kVectors) {
-    multiply_rows<Level, kGroupCols, kRows, kVectors>(strips, rows, first);
-  }
-  if constexpr (kVectors > 1) {
-    for (; first < vectors; ++first) {
-      multiply_rows<Level, kGroupCols, kRows, 1>(strips, rows, first);
+  for (int64_t chunk = 0; chunk < strips.layout.cols;) {
+    const int64_t left = strips.layout.cols - chunk;
+    const int64_t end = chunk + (left < Level::kChunkCols ? left : Level::kChunkCols);
+    int64_t first = 0;
+    for (; first + kVectors <= vectors; first += kVectors) {
+      multiply_rows<Level, kGroupCols, kRows, kVectors>(strips, rows, {chunk, end}, first);
     }
+    if constexpr (kVectors > 1) {
+      for (; first < vectors; ++first) {
+        multiply_rows<Level, kGroupCols, kRows, 1>(strips, rows, {chunk, end}, first);
+      }
+    }
+    chunk = end;
   }
 }
 
