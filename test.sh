@@ -65,14 +65,14 @@ build_everything() {
   cmake --build --preset check
 }
 
-# A file's tests stay in one process, which makes what they share once.
-parallel=(-n "$jobs" --dist loadfile)
-
+# A file's tests stay in one process, which makes what they share once. (Those of the Python package
+# all do: one of them compares a table with what the others called.)
 python_tests() {
   NARROWFLOAT_TEST_BIN=$PWD/build/check/tests/bin \
     NARROWFLOAT_CLI=$PWD/build/check/src/cli/narrowfloat \
     NARROWFLOAT_BENCH_CLI=$PWD/build/check/src/bench_cli/narrowfloat-bench \
-    .venv/bin/python -m pytest -q -p no:cacheprovider "${parallel[@]}" tests/python tests/cli
+    .venv/bin/python -m pytest -q -p no:cacheprovider -n "$jobs" --dist loadfile \
+    tests/python tests/cli
 }
 
 # The wheel as `pip install .` makes it, without a network, and its tests, in .venv; warnings are
@@ -87,7 +87,7 @@ python_package_tests() {
   .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall \
     build/wheel/narrowfloat-*.whl
   NARROWFLOAT_EXPECT_WHEEL=1 NARROWFLOAT_TEST_BIN=$PWD/build/check/tests/bin \
-    .venv/bin/python -m pytest -q -p no:cacheprovider "${parallel[@]}" tests/python_package
+    .venv/bin/python -m pytest -q -p no:cacheprovider tests/python_package
 }
 
 torch_tests() {
