@@ -12,7 +12,7 @@ template <typename Real>
 class InputRows {
  public:
   InputRows(const GemmShape& shape, uint8_t* storage)
-      : InputRows(shape, storage, row_bytes(shape)) {}
+      : cols_(shape.cols), stride_(row_bytes(shape)), storage_(storage) {}
   // With `stride` bytes from row to row, for other contents.
   InputRows(const GemmShape& shape, uint8_t* storage, int64_t stride)
       : cols_(shape.cols), stride_(stride), storage_(storage) {}
