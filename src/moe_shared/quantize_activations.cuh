@@ -67,16 +67,24 @@ template <class Half>
 __device__ inline FourColumns widened(uint2 words) {
   return {Half::low(words.x), Half::high(words.x), Half::low(words.y), Half::high(words.y)};
 }
+__device__ inline FourColumns widened(const QuantizeActivationsParams& params, uint2 words) {
+  return params.input_dtype == DType::kBF16 ? widened<PackedBf16>(words)
+                                            : widened<PackedF16>(words);
+}
+
+// Columns of a 16-bit type, as they are.
+__device__ inline uint2 load_halves(const QuantizeActivationsParams& params, uint32_t row,
+                                    uint32_t col) {
+  return load_readonly<uint2>(params.input + 2 * (uint64_t{row} * params.cols + col));
+}
 
 __device__ inline FourColumns load_columns(const QuantizeActivationsParams& params, uint32_t row,
                                            uint32_t col) {
-  const uint64_t element = uint64_t{row} * params.cols + col;
   if (params.input_dtype == DType::kF32) {
+    const uint64_t element = uint64_t{row} * params.cols + col;
     return bit_cast<FourColumns>(load_readonly<float4>(params.input + 4 * element));
   }
-  const auto words = load_readonly<uint2>(params.input + 2 * element);
-  return params.input_dtype == DType::kBF16 ? widened<PackedBf16>(words)
-                                            : widened<PackedF16>(words);
+  return widened(params, load_halves(params, row, col));
 }
 
 __device__ inline uint32_t lane_col(uint32_t group) {
@@ -108,13 +116,18 @@ __device__ void quantize_bundle(const QuantizeActivationsParams& params, uint32_
   }
 }
 
-// Maximum over the thread's columns; NaN does not count.
+// The largest magnitude of four columns, or `amax`; NaN does not count.
+__device__ inline float larger_maximum(float amax, const FourColumns& x) {
+#pragma unroll
+  for (const float value : x.value) amax = fmaxf(amax, fabsf(value));
+  return amax;
+}
+
+// Maximum over the thread's columns.
 __device__ inline float find_row_maximum(const QuantizeActivationsParams& params, uint32_t source) {
   float amax = 0.0F;
   for (uint32_t col = threadIdx.x * kLaneCols; col < params.cols; col += blockDim.x * kLaneCols) {
-    const FourColumns x = load_columns(params, source, col);
-#pragma unroll
-    for (const float value : x.value) amax = fmaxf(amax, fabsf(value));
+    amax = larger_maximum(amax, load_columns(params, source, col));
   }
   return amax;
 }
@@ -155,6 +168,43 @@ __device__ inline void quantize_token_row(const QuantizeActivationsParams& param
       token_row_factors<kFormat>(row_amax, target, threadIdx.x == 0, params.input_max);
   trigger_dependent_launch();
   encode_row_by_block<kFormat>(params, row, factors, target);
+}
+
+// Groups of a row that each warp of a CTA holds in registers.
+inline constexpr uint32_t kHeldGroups = 8;
+
+__device__ inline bool holds_row(const QuantizeActivationsParams& params) {
+  return params.input_dtype != DType::kF32 &&
+         params.groups <= kHeldGroups * (blockDim.x / kWarpSize);
+}
+
+// quantize_token_row() to kFp8Token for rows that holds_row() says the CTA holds: it reads them
+// once, all columns at the same time.
+__device__ inline void quantize_held_row(const QuantizeActivationsParams& params, uint32_t row,
+                                         uint32_t* shared_scratch) {
+  const uint32_t source = source_of(params, row);
+  if (source == kNoRow) return;
+  const uint32_t step = blockDim.x * kLaneCols;
+  uint2 held[kHeldGroups];
+#pragma unroll
+  for (uint32_t i = 0; i < kHeldGroups; ++i) {
+    const uint32_t col = threadIdx.x * kLaneCols + i * step;
+    held[i] = col < params.cols ? load_halves(params, source, col) : uint2{};
+  }
+  float amax = 0.0F;
+#pragma unroll
+  for (const uint2 words : held) amax = larger_maximum(amax, widened(params, words));
+  const float row_amax = bits_float(block_max(float_bits(amax), shared_scratch));
+  const RowTarget target = params.output.target(row);
+  const RowFactors factors =
+      token_row_factors<RowFormat::kFp8Token>(row_amax, target, threadIdx.x == 0, params.input_max);
+  trigger_dependent_launch();
+#pragma unroll
+  for (uint32_t i = 0; i < kHeldGroups; ++i) {
+    const uint32_t col = threadIdx.x * kLaneCols + i * step;
+    encode_row_group<RowFormat::kFp8Token>(widened(params, held[i]), col, col < params.cols,
+                                           factors, target);
+  }
 }
 
 // The power of two that is subtracted from the scales of a row of MXFP8, so that its values are

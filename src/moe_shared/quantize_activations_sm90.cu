@@ -3,8 +3,9 @@
 //
 // moe_shared/quantize_activations.cuh maps threads to data. sm90_groups gives every group of every
 // row a warp. sm90_token_rows, for formats with a row scale, gives a row a CTA, which first finds
-// the row's maximum and then reads the row again, from the caches. Both store rows as bf16, too,
-// where a GEMM reads them so (moe_shared/dequantized_rows.h).
+// the row's maximum. It keeps rows of up to 8192 columns of a 16-bit type in registers meanwhile,
+// for E4M3; others it reads again, from the caches. Both store rows as bf16, too, where a GEMM
+// reads them so (moe_shared/dequantized_rows.h).
 //
 // Bytes per element: 2 or 4 for the input, 0.5 to 4 for the code, less than one for scales. The
 // layer quantizes T rows once and reads them k times in the first GEMM, so this is a small part of
@@ -28,11 +29,17 @@ __global__ void __launch_bounds__(kThreads)
   quantize_bundle<kFormat, kGroups>(params, blockIdx.x * kWarps + threadIdx.x / kWarpSize);
 }
 
+// Threads of a CTA that quantizes a long row.
+constexpr int kMostRowThreads = 256;
+
 template <RowFormat kFormat>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kMostRowThreads)
     quantize_activation_rows_kernel(const __grid_constant__ QuantizeActivationsParams params) {
-  __shared__ uint32_t shared_scratch[kWarps];
+  __shared__ uint32_t shared_scratch[kMostRowThreads / kWarpSize];
   wait_for_previous_grids();
+  if constexpr (kFormat == RowFormat::kFp8Token) {
+    if (holds_row(params)) return quantize_held_row(params, blockIdx.x, shared_scratch);
+  }
   quantize_token_row<kFormat>(params, blockIdx.x, shared_scratch);
 }
 
@@ -102,11 +109,14 @@ void launch_token_rows(const QuantizeActivationsProblem& problem,
                        const QuantizeActivationsArgs& args, Stream stream) {
   const CudaDeviceScope scope(problem.device);
   if (problem.rows == 0) return;
+  const QuantizeActivationsParams params = make_params(problem, args);
   const bool is_fp8 = problem.format == RowFormat::kFp8Token;
+  const bool has_long_rows = is_fp8 && params.groups > kHeldGroups * kWarps;
   launch(is_fp8 ? quantize_activation_rows_kernel<RowFormat::kFp8Token>
                 : quantize_activation_rows_kernel<RowFormat::kNvfp4PerToken>,
-         {.ctas = dim3(static_cast<unsigned>(problem.rows)), .threads = dim3(kThreads)}, stream,
-         make_params(problem, args));
+         {.ctas = dim3(static_cast<unsigned>(problem.rows)),
+          .threads = dim3(has_long_rows ? kMostRowThreads : kThreads)},
+         stream, params);
 }
 
 Support fits(const QuantizeActivationsProblem& problem) {

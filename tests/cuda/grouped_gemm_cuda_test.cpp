@@ -109,7 +109,7 @@ void expect_padding_untouched(const GemmCase& gemm, DType dtype,
 }
 
 void expect_near(const GemmCase& gemm, DType dtype, const std::vector<uint8_t>& output) {
-  const GemmTolerance tolerance = gemm_tolerance(gemm.spec().mode);
+  const GemmTolerance tolerance = gemm_tolerance(gemm.spec());
   double error = 0;
   double norm = 0;
   for (const GemmCase::Row& row : gemm.rows()) {

@@ -95,7 +95,7 @@ TEST_P(WeightEncodingsCuda, AnExpertThatDoesNotFitChangesNoOther) {
   const bool has_both_encodings = may_not_fit(encoding_of(GetParam()));
   EXPECT_EQ(state_of(device).data.tables.expert_encodings != nullptr, has_both_encodings);
   EXPECT_EQ(state_of(device).data.encoding, static_cast<int>(encoding_of(GetParam())));
-  const GemmTolerance tolerance = gemm_tolerance(GetParam());
+  const GemmTolerance tolerance = gemm_tolerance(spec);
   for (const GemmCase::Row& row : mixed.rows()) {
     const bool is_wide = row.expert == 1 || row.expert == 4;
     for (int64_t col = 0; col < spec.weight_rows; ++col) {
@@ -158,19 +158,39 @@ INSTANTIATE_TEST_SUITE_P(All, WeightEncodingsCuda, ::testing::ValuesIn(kEveryMod
 
 class WeightScalesCuda : public OwnCodeTest {};
 
-// The tensor core's own sums have 13 fraction bits: 3 * 2^14 + 1 needs groups added in fp32.
-TEST_F(WeightScalesCuda, SumsOfFp8KeepWhatOneTensorCoreSumLoses) {
-  for (const MoeMode mode :
-       {MoeMode::kFp8Tensor, MoeMode::kFp8Block, MoeMode::kMxfp4Fp8, MoeMode::kNvfp4Fp8Rounded,
-        MoeMode::kMxfp4Fp8Token, MoeMode::kNvfp4Fp8Token}) {
-    SCOPED_TRACE(name(mode));
-    GemmCase gemm({.mode = mode,
+// The sums are 3 * 2^14 + 1, times a power of two or 3: with 13 fraction bits the tensor core's own
+// sums do not have them.
+GemmCase needs_promotion(MoeMode mode) {
+  return GemmCase({.mode = mode,
                    .weight_rows = 128,
                    .cols = 512,
                    .expert_rows = {64},
                    .token_tile = 64,
                    .data = GemmData::kNeedsPromotion});
+}
+
+TEST_F(WeightScalesCuda, SumsOfFp8KeepWhatOneTensorCoreSumLoses) {
+  for (const MoeMode mode :
+       {MoeMode::kFp8Tensor, MoeMode::kFp8Block, MoeMode::kMxfp4Fp8, MoeMode::kNvfp4Fp8Rounded}) {
+    SCOPED_TRACE(name(mode));
+    const GemmCase gemm = needs_promotion(mode);
     expect_exact(gemm, GemmOnDevice(gemm).run());
+  }
+}
+
+// With a scale per row the tensor cores sum all columns (moe spec 11.4).
+TEST_F(WeightScalesCuda, SumsOfFp8RowsWithOneScaleKeep13FractionBits) {
+  for (const MoeMode mode : {MoeMode::kMxfp4Fp8Token, MoeMode::kNvfp4Fp8Token}) {
+    SCOPED_TRACE(name(mode));
+    const GemmCase gemm = needs_promotion(mode);
+    const std::vector<uint8_t> output = GemmOnDevice(gemm).run();
+    for (const GemmCase::Row& row : gemm.rows()) {
+      for (int64_t col = 0; col < gemm.spec().weight_rows; ++col) {
+        const double expected = gemm.expected(row, col).value;
+        ASSERT_NEAR(element(gemm, output, row.row, col), expected, 0x1p-13 * expected)
+            << "row " << row.row << " col " << col;
+      }
+    }
   }
 }
 

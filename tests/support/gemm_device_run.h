@@ -19,7 +19,7 @@ struct GemmTolerance {
   double of_terms = 1e-5;
   double of_norm = 5e-5;
 };
-GemmTolerance gemm_tolerance(MoeMode mode);
+GemmTolerance gemm_tolerance(const GemmCaseSpec& spec);
 
 // A GemmCase's weights prepared on the GPU and its tensors there.
 class GemmOnDevice {

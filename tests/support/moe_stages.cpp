@@ -306,9 +306,10 @@ StageBounds stage_bounds(MoeMode mode) {
     case MoeMode::kFp8Block:
     case MoeMode::kMxfp4Fp8:
     case MoeMode::kNvfp4Fp8Rounded:
+      return {1.5e-3, 0.08, 1e-2, fp8, {2e-2, 6e-2}};
     case MoeMode::kMxfp4Fp8Token:
     case MoeMode::kNvfp4Fp8Token:
-      return {1.5e-3, 0.08, 1e-2, fp8, {2e-2, 6e-2}};
+      return {3e-3, 0.15, 1e-2, fp8, {4e-2, 6e-2}};
     case MoeMode::kMxfp8:
     case MoeMode::kMxfp4Mxfp8:
       return {5e-5, 0.005, 0, exact, {5e-3, 4e-2}};

@@ -72,9 +72,10 @@ Distance tolerance(MoeMode mode) {
     case MoeMode::kFp8Block:
     case MoeMode::kMxfp4Fp8:
     case MoeMode::kNvfp4Fp8Rounded:
+      return {2e-2, 6e-2};
     case MoeMode::kMxfp4Fp8Token:
     case MoeMode::kNvfp4Fp8Token:
-      return {2e-2, 6e-2};
+      return {4e-2, 6e-2};
     case MoeMode::kMxfp8:
     case MoeMode::kMxfp4Mxfp8:
       return {5e-3, 4e-2};

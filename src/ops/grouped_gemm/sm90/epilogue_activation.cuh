@@ -319,8 +319,7 @@ class TileEpilogue {
              finished_pair(gate, factor, sums[1], first + i));
       }
     };
-    // Rows of bf16, whose values are not needed again, come in a loop: code for both does not fit.
-    if constexpr (Shape::kUnrollsChunks && !kIsLast) {
+    if constexpr (Shape::kUnrollsChunks) {
       for_unrolled_chunks(take_chunk);
     } else {
       for_chunks<kIsLast>(sums, [&] { take_chunk(0); });

@@ -53,7 +53,8 @@ NF_HOST_DEVICE constexpr int most_tokens() {
 }
 
 // WeightsPolicy decodes k tiles (weight_decoder.cuh). kHasGroupSums: sums are promoted every 128
-// columns. kIsSplitAlongN: two CTAs have a tile together.
+// columns, times scales; else the tensor cores sum all columns. kIsSplitAlongN: two CTAs have a
+// tile together.
 template <class WeightsPolicy, bool kHasGroupSums, int kTileTokens, bool kIsSplitAlongN = false>
 struct GemmShapeOf {
   using Weights = WeightsPolicy;
@@ -77,35 +78,37 @@ struct GemmShapeOf {
   static constexpr bool kHasLongGroups = kHasGroups && kGroupKTiles > 1;
   static constexpr int kBlocks = kIsSmall || (kHasLongGroups && kTokens > 64) ? 1 : 2;
   static constexpr int kTileBlocks = 2 * kBlocks;
+  // Beside rows with one scale each, NVFP4 that does not fit E4M3 has no scales every 128 columns.
+  static constexpr bool kMayLackGroupScales =
+      kHasGroups && Weights::kEncoding == WeightEncoding::kNvfp4Rounded;
   // CTAs of a cluster split along n multiply neighbouring weight rows with the same token tile, of
   // which each has the half of a group of 128 columns of the second GEMM's rows
   // (ClusterMaxima). For calls of no more tiles than clusters: each has one, at most.
   static constexpr int kNSplit = kIsSplitAlongN ? 2 : 1;
   static constexpr int kClusterCtas = kMulticast * kNSplit;  // CTAs of a cluster of either kind.
   // The main loop is that of gemm_prefill_sm90.cuh.
-  static constexpr bool kHasGroupLoop =
-      kHasGroups && !kIsSharedOperand && kGroupKTiles == 1 && kTokens > 32;
+  static constexpr bool kHasPrefillLoop = !kIsSharedOperand && kGroupKTiles == 1 && kTokens > 32;
   // Rows of a TMA box of activations (gemm_kernel_sm90.cuh); 0 in kernels that gather all rows.
-  static constexpr int kBoxRows = kHasGroupLoop && kTokens > 64 ? kTokens / 2 : 0;
+  static constexpr int kBoxRows = kHasPrefillLoop && kTokens > 64 ? kTokens / 2 : 0;
   static_assert(kBoxRows % 8 == 0);
 
   // Factors of columns are requested before the main loop (SharedColumns).
-  static constexpr bool kSharesColumns = kHasGroupLoop;
+  static constexpr bool kSharesColumns = kHasPrefillLoop;
 
   // The place of a token's scale of a group in a stage: those of a thread's tokens in 16 of
   // gemm_prefill_sm90.cuh's, 2c, 2c + 1, 2c + 8 and 2c + 9, side by side.
   NF_HOST_DEVICE static constexpr int scale_place(int token) {
-    if (!kHasGroupLoop) return token;
+    if (!kHasPrefillLoop) return token;
     return token / 16 * 16 + token % 8 / 2 * 4 + token / 8 % 2 * 2 + token % 2;
   }
-  static_assert(!kHasGroupLoop || kTokens % 16 == 0);
+  static_assert(!kHasPrefillLoop || kTokens % 16 == 0);
   // Consumers have their tiles from the producer (tile_scheduler.cuh), where they would wait
   // longest for the list, which takes 2500 cycles, and the producer gathers rows as fast all the
   // same.
-  static constexpr bool kHasTileRing = kHasRemainders || (kHasGroupLoop && kTokens > 64);
+  static constexpr bool kHasTileRing = kHasRemainders || (kHasPrefillLoop && kTokens > 64);
 
-  // Numbers of columns that gemm_decode_sm90.cuh can multiply, ascending, up to kTokens: a tile
-  // takes the first that its rows fit.
+  // Numbers of columns that main loops of decoded weights can multiply, ascending, up to kTokens: a
+  // tile takes the first that its rows fit.
   NF_HOST_DEVICE static constexpr int columns(int width) {
     constexpr int kOfMany[] = {32, 64, 80, 96, 112, 128, 144, 160};
     // A decode of so many instructions that eight main loops would not be one function.
@@ -135,12 +138,12 @@ struct GemmShapeOf {
   static constexpr int kChunkTokens = kTokens <= 64 || kIsSharedOperand ? kTokens
                                       : kBlocks == 1                    ? 32
                                       : writes(RowFormat::kNvfp4)       ? 16
-                                      : kHasGroupLoop                   ? kBranchTokens
+                                      : kHasPrefillLoop                 ? kBranchTokens
                                                                         : kTokens / 2;
   static constexpr int kChunks = kTokens / kChunkTokens;
   // No sums move if the code of all chunks fits the instruction cache
   // (epilogue_activation.cuh).
-  static constexpr bool kUnrollsChunks = kHasGroupLoop;
+  static constexpr bool kUnrollsChunks = kHasPrefillLoop;
   static_assert(kTokens % kChunkTokens == 0 && kChunkTokens % 8 == 0);
 
   // Registers: 2 CTAs of 384 threads on a SM for small tiles.
@@ -155,7 +158,7 @@ struct GemmShapeOf {
   static constexpr int kMostKTiles = 8192 / k_tile_code_bytes(Weights::kEncoding);
   static constexpr bool kHasLongStages = kIsSmall && (kTokens < 32 || kGroupPasses == 1);
   static constexpr int kFewKTiles =
-      (kHasGroups && kTokens > 128) || kHasGroupLoop ? kGroupKTiles : 2;
+      (kHasGroups && kTokens > 128) || kHasPrefillLoop ? kGroupKTiles : 2;
   static constexpr int kKTiles = kHasLongStages || kMostKTiles < 2 ? kMostKTiles : kFewKTiles;
   static constexpr int kGroups = kHasGroups ? kKTiles / kGroupKTiles : 0;
   static constexpr int kKTileBytes = k_tile_bytes(Weights::kEncoding);

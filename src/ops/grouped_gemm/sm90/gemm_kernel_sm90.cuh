@@ -16,7 +16,7 @@
 // The file in its order: producer, consumer, kernel, launch. A kernel has one of the main loops
 //
 //   gemm_decode_sm90.cuh    weights decoded in registers
-//   gemm_prefill_sm90.cuh   weights decoded to E4M3, many tokens, sums promoted every 128 k
+//   gemm_prefill_sm90.cuh   weights decoded to E4M3, many tokens
 //   gemm_fp8_sm90.cuh       FP8 weights, which need no decoding
 //
 // and an epilogue (epilogue.cuh, epilogue_activation.cuh). Where activations have a scale every 128
@@ -168,9 +168,11 @@ class Producer {
     if (!kHasRowBoxes && Shape::kBoxRows > 0 && thread_ == 0) arrive(ring_.full(at_));
     if constexpr (Shape::kIsTokenMajor) copy_weight_scale(k_tile);
     if constexpr (Shape::kHasTileRing && Shape::kHasGroups) {
-      if (params_.group_scales != nullptr) copy_next_scales();
+      copy_next_scales();
     } else if constexpr (Shape::kHasGroups) {
-      if (params_.group_scales != nullptr) copy_group_scales(k_tile / kGroupKTiles);
+      if (!Shape::kMayLackGroupScales || params_.group_scales != nullptr) {
+        copy_group_scales(k_tile / kGroupKTiles);
+      }
     }
     arrive_after_copies(ring_.full(at_));
     at_.advance();
@@ -489,7 +491,7 @@ class Consumer {
   using ManyTokens =
       std::conditional_t<Shape::kIsTokenMajor, ManyTokensLoop<Shape>, FewTokensLoop<Shape>>;
   using OfRegisters =
-      std::conditional_t<Shape::kHasGroupLoop, GroupLoop<Shape>, RegisterLoop<Shape>>;
+      std::conditional_t<Shape::kHasPrefillLoop, PrefillLoop<Shape>, RegisterLoop<Shape>>;
   using Loop = std::conditional_t<Shape::kIsSharedOperand, ManyTokens, OfRegisters>;
 
   __device__ Consumer(const GemmParamsOf<Shape>& params, GemmStorage<Shape>& shared,
@@ -628,7 +630,7 @@ __device__ void init_barriers(GemmStorage<Shape>& shared, const Ring<Shape::kSta
   if constexpr (Shape::kNSplit > 1) shared.cluster_maxima.init();
 }
 
-// Activations without a scale every 128 columns have these: nobody overwrites them.
+// Activations without a scale every 128 columns have these, which nobody overwrites.
 template <class Shape>
 __device__ void set_group_scales_to_one(GemmStorage<Shape>& shared) {
   constexpr int kScales = static_cast<int>(sizeof(shared.group_scales) / sizeof(float));
@@ -645,7 +647,7 @@ __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
     auto& shared = *reinterpret_cast<GemmStorage<Shape>*>(shared_bytes);
     const Ring<Shape::kStages> ring(shared.barriers);
     if (threadIdx.x == 0) init_barriers(shared, ring);
-    if constexpr (Shape::kHasGroups) {
+    if constexpr (Shape::kMayLackGroupScales) {
       if (params.group_scales == nullptr) set_group_scales_to_one(shared);
     }
     sync_cluster<Shape>();

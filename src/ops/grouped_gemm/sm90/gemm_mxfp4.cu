@@ -25,4 +25,9 @@ void launch_gemm_mxfp4_fp8(const GemmParams& params, const GemmLaunch& shape, St
   launch_gemm<Mxfp4Fp8Weights, true>(params, shape, stream);
 }
 
+// The GEMM of MXFP4 weights as E4M3, of activations with a scale a row.
+void launch_gemm_mxfp4_fp8_token(const GemmParams& params, const GemmLaunch& shape, Stream stream) {
+  launch_gemm<Mxfp4Fp8Weights, false>(params, shape, stream);
+}
+
 }  // namespace narrowfloat

@@ -24,4 +24,9 @@ void launch_gemm_nvfp4_fp8(const GemmParams& params, const GemmLaunch& shape, St
   launch_gemm<Nvfp4Fp8Weights, true>(params, shape, stream);
 }
 
+// The GEMM of NVFP4 weights rounded to E4M3, of activations with a scale a row.
+void launch_gemm_nvfp4_fp8_token(const GemmParams& params, const GemmLaunch& shape, Stream stream) {
+  launch_gemm<Nvfp4Fp8Weights, false>(params, shape, stream);
+}
+
 }  // namespace narrowfloat

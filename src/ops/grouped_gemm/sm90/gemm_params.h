@@ -26,7 +26,8 @@ struct GemmParams {
   const uint8_t* values = nullptr;
   int64_t row_bytes = 0;
   int64_t input_rows = 0;
-  // A scale a row and group of 128 columns, where sums are promoted; null is 1.
+  // A scale a row and group of 128 columns, where sums are promoted; null is 1 where
+  // GemmShapeOf::kMayLackGroupScales.
   const float* group_scales = nullptr;
   int64_t group_row_stride = 0;
   int64_t group_stride = 0;
@@ -87,8 +88,10 @@ void launch_gemm_mxfp4_near(const GemmParams& params, const GemmLaunch& shape, S
 void launch_gemm_mxfp4(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_mxfp4_groups(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_mxfp4_fp8(const GemmParams& params, const GemmLaunch& shape, Stream stream);
+void launch_gemm_mxfp4_fp8_token(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_nvfp4(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_nvfp4_fp8(const GemmParams& params, const GemmLaunch& shape, Stream stream);
+void launch_gemm_nvfp4_fp8_token(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_nvfp4_groups(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_nvfp4_rounded(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 

@@ -1,8 +1,14 @@
-// The main loop of a consumer warpgroup for weights that become E4M3 in registers, whose sums start
-// again with every k tile of 128 columns and are promoted to fp32, times the scales of the tokens.
+// The main loops of a consumer warpgroup for weights that become E4M3 in registers and many tokens.
+// A warpgroup has two n sub-tiles of 64 weight rows.
 //
-// A warpgroup has two n sub-tiles of 64 weight rows. It multiplies each by one or two parts of at
-// most 72 tokens, with one set of temporary sums:
+// Tokens with one scale each need nothing in the loop: the tensor cores sum all columns (moe spec
+// 11.4). For each n sub-tile of a k tile:
+//
+//   decode | issue wgmma, of all tokens | wait
+//
+// Tokens with a scale every 128 columns: sums start again with every k tile of 128 columns and are
+// promoted to fp32, times the scales. Each sub-tile is multiplied by one or two parts of at most 72
+// tokens, with one set of temporary sums:
 //
 //   issue wgmma | load the scales of the part's tokens | wait | promote | decode the next sub-tile
 //
@@ -11,7 +17,7 @@
 //   0,0   1,0   0,1   1,1      a part's scales serve both sub-tiles
 //   0,0   0,1   1,0   1,1      one sub-tile's fragments at a time: no registers for both and scales
 //
-// Decoding follows the wait because ptxas moves it there. While a warpgroup promotes and decodes,
+// Decoding follows the wait because ptxas moves it there. While a warpgroup decodes and promotes,
 // the other one's instructions keep the tensor cores busy.
 #pragma once
 
@@ -26,7 +32,7 @@
 namespace narrowfloat {
 
 template <class Shape>
-class GroupLoop {
+class PrefillLoop {
  public:
   using Weights = typename Shape::Weights;
   using TheRing = Ring<Shape::kStages>;
@@ -34,8 +40,8 @@ class GroupLoop {
   using Sums = float[Shape::kBlocks][Shape::kSums];
   static_assert(Shape::kKTiles == 1 && Shape::kGroupKTiles == 1 && Shape::kBlocks == 2);
 
-  __device__ GroupLoop(const GemmParamsOf<Shape>& params, GemmStorage<Shape>& shared,
-                       const TheRing& ring)
+  __device__ PrefillLoop(const GemmParamsOf<Shape>& params, GemmStorage<Shape>& shared,
+                         const TheRing& ring)
       : params_(params),
         shared_(shared),
         ring_(ring),
@@ -49,11 +55,34 @@ class GroupLoop {
     if constexpr (kColumns < Shape::kTokens) {
       if (num_rows > kColumns) return multiply<kWidth + 1>(num_rows, sums);
     }
-    multiply_columns<kColumns>(sums);
+    if constexpr (Shape::kHasGroups) {
+      multiply_groups<kColumns>(sums);
+    } else {
+      multiply_columns<kColumns>(sums);
+    }
   }
 
  private:
   static constexpr int kBlocks = 2;
+
+  template <int kColumns>
+  __device__ void multiply_columns(Sums& sums) {
+    Fragments fragments;
+#pragma unroll 1
+    for (int k_tile = 0; k_tile < params_.k_tiles; ++k_tile) {
+      wait_full(at_);
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        decode(at_, block, fragments);
+        auto& narrow = reinterpret_cast<float(&)[kColumns / 2]>(sums[block]);
+        issue(0, fragments, narrow, k_tile > 0);
+        wgmma_wait();
+      }
+      ring_.release_warp(at_, thread_ % 32);
+      at_.advance();
+    }
+    clear<kColumns, Shape::kTokens>(sums);
+  }
 
   // Parts as wide as the registers beside the sums of 144 tokens allow.
   static constexpr int kMostPartTokens = 72;
@@ -90,7 +119,7 @@ class GroupLoop {
   };
 
   template <int kColumns>
-  __device__ void multiply_columns(Sums& sums) {
+  __device__ void multiply_groups(Sums& sums) {
     State<kColumns> state;
     clear<0, kColumns>(sums);
     wait_full(at_);
@@ -111,7 +140,7 @@ class GroupLoop {
   template <int kColumns, int kIndex>
   __device__ void multiply_part(bool has_next, State<kColumns>& state, Sums& sums) {
     using This = Part<kColumns, kIndex>;
-    issue<This>(state.fragments[This::kBlock], state.part_sums);
+    issue(This::kFirst, state.fragments[This::kBlock], state.part_sums, false);
     if constexpr (This::kLoadsScales) load_scales<This>(own_scales(), state.scales);
     if constexpr (This::kIsLast) {
       Position next = at_;
@@ -149,14 +178,16 @@ class GroupLoop {
     for (int i = 0; i < 16; ++i) keep_before(fragments[i / 4][i % 4]);
   }
 
-  template <class This>
-  __device__ void issue(Fragments& fragments, typename This::PartSums& part_sums) const {
+  // Starts the multiplication of tokens from `first` on; accumulates: onto sums of earlier k tiles.
+  template <int kCount>
+  __device__ void issue(int first, Fragments& fragments, float (&sums)[kCount],
+                        bool accumulates) const {
     const uint64_t rows =
-        swizzled_descriptor(shared_address(shared_.rows[at_.stage][0]) + This::kFirst * 128);
+        swizzled_descriptor(shared_address(shared_.rows[at_.stage][0]) + first * 128);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      Weights::multiply(part_sums, fragments[k], rows + 2 * k, k > 0 ? 1 : 0);
+      Weights::multiply(sums, fragments[k], rows + 2 * k, accumulates || k > 0 ? 1 : 0);
     }
     wgmma_commit();
   }

@@ -39,9 +39,9 @@ GemmLauncher launcher_of(const GemmMode& mode, WeightEncoding encoding) {
     case WeightEncoding::kNvfp4Rounded:
       return launch_gemm_nvfp4_rounded;
     case WeightEncoding::kMxfp4Fp8:
-      return launch_gemm_mxfp4_fp8;
+      return has_groups ? launch_gemm_mxfp4_fp8 : launch_gemm_mxfp4_fp8_token;
     case WeightEncoding::kNvfp4Fp8:
-      return launch_gemm_nvfp4_fp8;
+      return has_groups ? launch_gemm_nvfp4_fp8 : launch_gemm_nvfp4_fp8_token;
   }
   return nullptr;
 }

@@ -171,9 +171,10 @@ NF_HOST_DEVICE constexpr bool writes_rows(WeightEncoding encoding, bool has_grou
       break;
   }
   if (has_groups) {
-    const bool may_have_token_rows = encoding >= WeightEncoding::kNvfp4Rounded;
+    const bool may_have_token_rows = encoding == WeightEncoding::kNvfp4Rounded;
     return format == RowFormat::kFp8Group || (may_have_token_rows && format == RowFormat::kBf16);
   }
+  if (encoding >= WeightEncoding::kMxfp4Fp8) return format == RowFormat::kBf16;
   const bool is_nvfp4 = encoding == WeightEncoding::kNvfp4;
   return format == RowFormat::kBf16 || format == (is_nvfp4 ? RowFormat::kNvfp4 : RowFormat::kMxfp8);
 }
