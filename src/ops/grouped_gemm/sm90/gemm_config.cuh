@@ -1,6 +1,7 @@
 // Tile sizes of the Hopper GEMM, and what they take of an SM: registers, stages, shared memory.
 #pragma once
 
+#include <array>
 #include <type_traits>
 
 #include "base/float_ops.h"
@@ -44,12 +45,56 @@ inline constexpr int kWarpgroup = 128;
 inline constexpr int kConsumers = 2;  // Warpgroups.
 inline constexpr int kGemmThreads = (1 + kConsumers) * kWarpgroup;
 
-// Most tokens of a tile. Tokens as wgmma's columns come with a remainder of up to 32 rows or, where
-// temporary sums of FP8 lie beside those of 256 weight rows, 16.
+// It decides, with the tokens of a tile, how a kernel multiplies.
+enum class GemmKind : int {
+  kAny,
+  kBf16,        // Weights become bf16.
+  kBf16Groups,  // The same, and sums are promoted every 128 columns.
+  kE4m3,        // Weights become E4M3.
+  kFp8,         // The tensor cores read FP8 weights as they are.
+};
+
+// A kernel's output tile, and what it takes of an SM beside shared memory.
+struct TileConfig {
+  GemmKind kind;
+  int tokens;       // Those of an m tile, 128 at most, and of a remainder (tile_scheduler.cuh).
+  int n_sub_tiles;  // A warpgroup's, of 64 weight rows each.
+  int multicast;    // CTAs of a cluster that share weights.
+  int ctas_per_sm;
+  int consumer_registers;  // A thread's.
+  int producer_registers;
+};
+
+// An m tile of up to 128 rows takes the first row of its kind that has as many tokens. Two n
+// sub-tiles halve the reads of activations, where registers take them. A remainder has up to 32
+// rows or, where temporary sums lie beside those of 256 weight rows, 16; FP8 weights have a kernel
+// of their own for it, where many experts have one (gemm_wide.cu).
+inline constexpr std::array kTileConfigs{TileConfig{GemmKind::kAny, 8, 1, 1, 2, 104, 32},
+                                         TileConfig{GemmKind::kAny, 16, 1, 1, 2, 104, 32},
+                                         TileConfig{GemmKind::kAny, 32, 1, 1, 2, 104, 32},
+                                         TileConfig{GemmKind::kBf16, 64, 2, 1, 1, 224, 56},
+                                         TileConfig{GemmKind::kBf16, 160, 2, 1, 1, 224, 56},
+                                         TileConfig{GemmKind::kBf16Groups, 64, 2, 1, 1, 224, 56},
+                                         TileConfig{GemmKind::kBf16Groups, 160, 1, 1, 1, 224, 56},
+                                         TileConfig{GemmKind::kE4m3, 64, 2, 1, 1, 224, 56},
+                                         TileConfig{GemmKind::kE4m3, 144, 2, 1, 1, 232, 40},
+                                         TileConfig{GemmKind::kFp8, 64, 2, 1, 1, 232, 40},
+                                         TileConfig{GemmKind::kFp8, 128, 2, 2, 1, 224, 56},
+                                         TileConfig{GemmKind::kFp8, 144, 2, 1, 1, 224, 56}};
+
 template <class Weights>
-NF_HOST_DEVICE constexpr int most_tokens() {
-  if (Weights::kIsSharedOperand) return 128;
-  return activation_bytes(Weights::kEncoding) == 1 ? 144 : 160;
+constexpr GemmKind kind_of(bool has_groups) {
+  if (Weights::kIsSharedOperand) return GemmKind::kFp8;
+  if (activation_bytes(Weights::kEncoding) == 1) return GemmKind::kE4m3;
+  return has_groups ? GemmKind::kBf16Groups : GemmKind::kBf16;
+}
+
+constexpr TileConfig config_of(GemmKind kind, int tokens) {
+  for (const TileConfig& config : kTileConfigs) {
+    const bool is_of_kind = config.kind == kind || config.kind == GemmKind::kAny;
+    if (is_of_kind && config.tokens >= tokens) return config;
+  }
+  return {};
 }
 
 // WeightsPolicy decodes k tiles (weight_decoder.cuh). kHasGroupSums: sums are promoted every 128
@@ -58,14 +103,14 @@ NF_HOST_DEVICE constexpr int most_tokens() {
 template <class WeightsPolicy, bool kHasGroupSums, int kTileTokens, bool kIsSplitAlongN = false>
 struct GemmShapeOf {
   using Weights = WeightsPolicy;
+  static constexpr TileConfig kConfig = config_of(kind_of<Weights>(kHasGroupSums), kTileTokens);
+  static_assert(kConfig.tokens == kTileTokens);
   static constexpr bool kHasGroups = kHasGroupSums;
   // Tokens of a tile: kMTile, and those of a remainder after it (tile_scheduler.cuh).
   static constexpr int kTokens = kTileTokens;
   static constexpr int kMTile = kTokens > 128 ? 128 : kTokens;
   static constexpr int kSums = kTokens / 2;  // A thread's, for 64 weight rows.
   static constexpr bool kIsSmall = kTokens <= 32;
-  // A warpgroup has kBlocks n sub-tiles, of 64 weight rows: two halve the reads of activations,
-  // where the registers take them.
   static constexpr bool kIsSharedOperand = Weights::kIsSharedOperand;
   // Tokens are wgmma's rows (gemm_fp8_sm90.cuh) instead of its columns.
   static constexpr bool kIsTokenMajor = kIsSharedOperand && !kIsSmall;
@@ -73,10 +118,9 @@ struct GemmShapeOf {
   static constexpr bool kHasRemainders = kIsTokenMajor && kTokens > 128;
   // CTAs of a cluster with multicast multiply neighbouring token tiles with the same weights: what
   // one copies of these from L2 serves both.
-  static constexpr int kMulticast = kIsTokenMajor && kTokens == 128 ? 2 : 1;
+  static constexpr int kMulticast = kConfig.multicast;
   static constexpr int kGroupKTiles = 128 / k_tile_cols(Weights::kEncoding);
-  static constexpr bool kHasLongGroups = kHasGroups && kGroupKTiles > 1;
-  static constexpr int kBlocks = kIsSmall || (kHasLongGroups && kTokens > 64) ? 1 : 2;
+  static constexpr int kBlocks = kConfig.n_sub_tiles;
   static constexpr int kTileBlocks = 2 * kBlocks;
   // Beside rows with one scale each, NVFP4 that does not fit E4M3 has no scales every 128 columns.
   static constexpr bool kMayLackGroupScales =
@@ -146,13 +190,8 @@ struct GemmShapeOf {
   static constexpr bool kUnrollsChunks = kHasPrefillLoop;
   static_assert(kTokens % kChunkTokens == 0 && kChunkTokens % 8 == 0);
 
-  // Registers: 2 CTAs of 384 threads on a SM for small tiles.
-  static constexpr int kBlocksPerSm = kIsSmall ? 2 : 1;
-  static constexpr bool kHasSmallProducer =
-      kIsSharedOperand ? kMulticast == 1 && !kHasRemainders : kTokens == 144;
-  static constexpr int kProducerRegisters = kIsSmall ? 32 : kHasSmallProducer ? 40 : 56;
-  static constexpr int kConsumerRegisters = kIsSmall ? 104 : kHasSmallProducer ? 232 : 224;
-  static_assert(fits_registers(kGemmThreads, kBlocksPerSm, kProducerRegisters, kConsumerRegisters));
+  static_assert(fits_registers(kGemmThreads, kConfig.ctas_per_sm, kConfig.producer_registers,
+                               kConfig.consumer_registers));
 
   // Around 16 KB of weights a stage; whole promotion groups.
   static constexpr int kMostKTiles = 8192 / k_tile_code_bytes(Weights::kEncoding);
