@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <fstream>
+#include <string>
 
 #include <tbb/info.h>
 #include <tbb/task_arena.h>
@@ -11,10 +13,39 @@
 
 #include "base/int_math.h"
 
+// Present where a program has these sanitizers.
+extern "C" {
+// NOLINTBEGIN(readability-identifier-naming): the sanitizers' names.
+__attribute__((weak)) void __asan_init();
+__attribute__((weak)) void __tsan_init();
+// NOLINTEND(readability-identifier-naming)
+}
+
 namespace narrowfloat {
 namespace {
 
 constexpr size_t kMostNodes = 16;
+constexpr int kAnyNode = -1;
+
+// Linux lists one node as "0", two as "0-1".
+bool has_several_nodes() {
+  std::string online;
+  std::ifstream("/sys/devices/system/node/online") >> online;
+  return online.find_first_of(",-") != std::string::npos;
+}
+
+// oneTBB loads libtbbbind to find the nodes, in a way that ends a program with a sanitizer, and
+// spends time on it that a machine with one node need not.
+std::vector<int> nodes_of_machine() {
+  const bool is_sanitized = __asan_init != nullptr || __tsan_init != nullptr;
+  if (is_sanitized || !has_several_nodes()) return {kAnyNode};
+  return tbb::info::numa_nodes();
+}
+
+tbb::task_arena arena_of(int id) {
+  if (id == kAnyNode) return tbb::task_arena();
+  return tbb::task_arena(tbb::task_arena::constraints().set_numa_id(id));
+}
 
 }  // namespace
 
@@ -25,12 +56,11 @@ NodePart::NodePart(int64_t count, int64_t unit, int node, int nodes) {
 }
 
 struct NumaNodes::Node {
-  explicit Node(int id) : arena(tbb::task_arena::constraints().set_numa_id(id)) {}
+  explicit Node(int id) : arena(arena_of(id)) {}
   tbb::task_arena arena;
 };
 
 NumaNodes::NumaNodes(const std::vector<int>& ids) {
-  constexpr int kAnyNode = -1;
   const bool has_room = ids.size() <= kMostNodes;
   for (const int id : has_room ? ids : std::vector{kAnyNode}) {
     nodes_.push_back(std::make_unique<Node>(id));
@@ -39,7 +69,7 @@ NumaNodes::NumaNodes(const std::vector<int>& ids) {
 NumaNodes::~NumaNodes() = default;
 
 const NumaNodes& NumaNodes::all() {
-  static const NumaNodes kAll(tbb::info::numa_nodes());
+  static const NumaNodes kAll(nodes_of_machine());
   return kAll;
 }
 

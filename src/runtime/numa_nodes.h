@@ -1,8 +1,8 @@
 // Work split over the NUMA nodes of a machine: data that a node's threads write first lie in its
 // memory, and are read fastest by threads of the same node.
 //
-// oneTBB knows the nodes where its library libtbbbind is installed; otherwise, and on most
-// machines, there is one, and nothing changes.
+// oneTBB knows the nodes where its library libtbbbind is installed; otherwise, on most machines,
+// and in programs with a sanitizer, there is one, and nothing changes.
 #pragma once
 
 #include <cstdint>
