@@ -25,13 +25,13 @@ function(narrowfloat_unity_groups target)
   endforeach()
   list(REMOVE_DUPLICATES groups)
   set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
-  if(NARROWFLOAT_SANITIZE OR NARROWFLOAT_EMULATED_GPU)
+  if(NARROWFLOAT_SANITIZE)
     narrowfloat_optimise_only_arithmetic(${target} "${groups}")
   endif()
 endfunction()
 
 # With sanitizers a unit takes twice as long to compile with -O1 as with -O0, and only arithmetic
-# takes time when it runs; in the emulator's build, kernels. CMake compiles sources with options of
+# takes time when it runs. CMake compiles sources with options of
 # their own alone, so the options belong to the units that it makes.
 function(narrowfloat_optimise_only_arithmetic target groups)
   foreach(group IN LISTS groups)

@@ -1,9 +1,8 @@
 # Sources for one level of x86 vector instructions (src/runtime/vector_level.h), compiled alone with
 # the level's flags. Builds for other processors leave them out; NARROWFLOAT_VECTOR_LEVELS says that
-# the lists of implementations have them. The emulator's build is for kernels of GPUs, and that with
-# ThreadSanitizer for what calls share: kernels of a level share nothing, and take long to compile.
+# the lists of implementations have them. The build with ThreadSanitizer is for what calls share:
+# kernels of a level share nothing, and take long to compile.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$"
-   AND NOT NARROWFLOAT_EMULATED_GPU
    AND NOT NARROWFLOAT_SANITIZE STREQUAL "thread")
   set(NARROWFLOAT_VECTOR_LEVELS ON)
 endif()

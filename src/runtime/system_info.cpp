@@ -7,6 +7,7 @@
 
 #include "narrowfloat/runtime.h"
 #include "runtime/cuda/cuda_devices.h"
+#include "runtime/cuda/device_code.h"
 
 extern "C" char** environ;
 
@@ -25,7 +26,7 @@ BuildInfo build_info() {
   info.build_type = NARROWFLOAT_BUILD_TYPE;
 #if defined(NARROWFLOAT_CUDA)
   info.cuda_enabled = true;
-  std::stringstream architectures(NARROWFLOAT_CUDA_ARCHITECTURES);
+  std::stringstream architectures{std::string(compiled_architectures())};
   for (std::string name; std::getline(architectures, name, ',');) {
     info.cuda_architectures.push_back(name);
   }

@@ -79,7 +79,7 @@ void wait_until(const Wait& wait) {
     fiber.wait.kind = Wait::Kind::kNone;
     return;
   }
-  swapcontext(&fiber.context, &m.scheduler);
+  switch_to(fiber.point, m.scheduler);
   fiber.wait.kind = Wait::Kind::kNone;
 }
 

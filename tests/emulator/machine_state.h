@@ -2,6 +2,7 @@
 // share.
 #pragma once
 
+#include <csetjmp>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -55,8 +56,24 @@ struct Multiplication {
   int group;
 };
 
+// Where a fiber, or the scheduler, goes on. swapcontext() makes a system call each time, for the
+// signal mask, which nobody here changes; so jumps switch between fibers, and only the first turn
+// of one starts with the context that has its stack.
+struct SwitchPoint {
+  ucontext_t first{};  // Of a fiber.
+  jmp_buf next;
+  bool has_run = false;
+};
+
+inline void switch_to(SwitchPoint& from, SwitchPoint& to) {
+  from.has_run = true;
+  if (_setjmp(from.next) != 0) return;
+  if (to.has_run) _longjmp(to.next, 1);
+  setcontext(&to.first);
+}
+
 struct Fiber {
-  ucontext_t context{};
+  SwitchPoint point;
   void* stack = nullptr;
   uint3 index{};
   int number = 0;  // In its CTA.
@@ -104,7 +121,7 @@ struct PhaseBarrier {
 static_assert(sizeof(PhaseBarrier) == 8);
 
 struct Machine {
-  ucontext_t scheduler{};
+  SwitchPoint scheduler;
   Fiber* current = nullptr;
   std::vector<std::unique_ptr<Block>> blocks;  // CTAs that run: a cluster, or a cooperative grid.
   std::deque<Cluster> clusters;

@@ -58,7 +58,7 @@ void run_fiber() {
   }
   leave(fiber);
   fiber.wait.kind = Wait::Kind::kEnded;
-  swapcontext(&fiber.context, &m.scheduler);
+  switch_to(fiber.point, m.scheduler);
 }
 
 void* stack_of(size_t i) {
@@ -170,7 +170,7 @@ void run_resident_blocks() {
       m.current = &fiber;
       threadIdx = fiber.index;
       blockIdx = fiber.block->index;
-      swapcontext(&m.scheduler, &fiber.context);
+      switch_to(m.scheduler, fiber.point);
       if (fiber.wait.kind == Wait::Kind::kEnded) ++ended;
       found = true;
       at = number + 1;
@@ -213,11 +213,11 @@ void run_blocks(uint3 first, unsigned cluster_ctas, unsigned ctas) {
     block.cluster->alive += block.alive;
   }
   for (Fiber& fiber : m.fibers) {
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack;
-    fiber.context.uc_stack.ss_size = kStackBytes;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, run_fiber, 0);
+    getcontext(&fiber.point.first);
+    fiber.point.first.uc_stack.ss_sp = fiber.stack;
+    fiber.point.first.uc_stack.ss_size = kStackBytes;
+    fiber.point.first.uc_link = nullptr;
+    makecontext(&fiber.point.first, run_fiber, 0);
   }
   try {
     run_resident_blocks();

@@ -61,8 +61,7 @@ const Entry& entry_of(int index) {
   if (!entry) {
     const int major = attribute(index, cudaDevAttrComputeCapabilityMajor);
     const int minor = attribute(index, cudaDevAttrComputeCapabilityMinor);
-    const DeviceCode code =
-        find_device_code(NARROWFLOAT_CUDA_ARCHITECTURES, major, minor, forces_ptx());
+    const DeviceCode code = find_device_code(compiled_architectures(), major, minor, forces_ptx());
     entry = Entry{.device = {.compute_major = major,
                              .num_sms = attribute(index, cudaDevAttrMultiProcessorCount),
                              .max_shared_bytes_per_block =
@@ -95,7 +94,7 @@ Support runs_on_cuda(Device device) {
   if (entry.code.kind != DeviceCodeKind::kNone) return Support::yes();
   return Support::no(fmt::format(
       "{} has compute capability {}.{}, the build has code for {} (CMAKE_CUDA_ARCHITECTURES)",
-      to_string(device), entry.device.compute_major, entry.minor, NARROWFLOAT_CUDA_ARCHITECTURES));
+      to_string(device), entry.device.compute_major, entry.minor, compiled_architectures()));
 }
 
 Support runs_own_code(Device device) {

@@ -22,4 +22,7 @@ struct DeviceCode {
 // `forces_ptx`, and the newest of each kind.
 DeviceCode find_device_code(std::string_view architectures, int major, int minor, bool forces_ptx);
 
+// Those that this build has code for, as find_device_code takes them; empty without CUDA.
+std::string_view compiled_architectures();
+
 }  // namespace narrowfloat
