@@ -60,7 +60,7 @@ struct Multiplication {
 // signal mask, which nobody here changes; so jumps switch between fibers, and only the first turn
 // of one starts with the context that has its stack.
 struct SwitchPoint {
-  ucontext_t first{};  // Of a fiber.
+  ucontext_t first{};  // The scheduler has none.
   jmp_buf next;
   bool has_run = false;
 };
