@@ -264,10 +264,11 @@ class Bf16Gemm {
                                        strip_scale(), scale_cols, cols, out.weights.data());
       } else {
         decode(block.expert, strip + i, first, cols, out);
+        std::fill(out.weights.begin() + cols * kStripRows,
+                  out.weights.begin() + chunk.cols * kStripRows, uint16_t{0});
+        tiles_->few_rows.order(out.weights.data(), chunk.cols);
         chunk.factors[i] = out.factors[0].data();
       }
-      std::fill(out.weights.begin() + cols * kStripRows,
-                out.weights.begin() + chunk.cols * kStripRows, uint16_t{0});
       chunk.weights[i] = out.weights.data();
     }
     tiles_->tiles.multiply(chunk);

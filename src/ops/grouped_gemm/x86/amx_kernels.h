@@ -1,16 +1,19 @@
 // The kernels for Accumulation::kFast on processors with matrix tiles (AMX BF16). An output is
 //
-//   total = 0;  for runs of 32 k ascending:  total = total + (sum of even k + sum of odd k)
+//   total = 0;  for runs of 32 k ascending:  total = total + (sum of 16 k + sum of the next 16 k)
 //
-// where the two sums are chains of fused multiply-adds. Weights are multiplied by their block
-// scales first wherever bf16 has the products (TileWeights::kScaled). Blocks of k whose sums have
-// factors, 128 k for most rows with scales, have a sum of their own:
+// where the two sums are chains of fused multiply-adds in the order of bf16 dot products: pairs of
+// k ascending, the odd k before the even one. Weights are multiplied by their block scales first
+// wherever bf16 has the products. Blocks of k whose sums have factors, 128 k for most rows with
+// scales, have a sum of their own:
 //
-//   inner = 0;  for runs of the block:  inner = inner + (sum of even k + sum of odd k)
+//   inner = 0;  for runs of the block:  inner = inner + (sum of 16 k + sum of the next 16 k)
 //   total = fma(dA * dW, inner, total)
 //
-// Magnitudes below 2^-126 count as zero, but not in the last line. A row of a tile does not depend
-// on the others, and few rows have these operations in vector registers (TileOrderKernels), so that
+// A tile sums the even and the odd elements of its lines apart. So the columns of a run stand in
+// tiles in the order 1, 17, 0, 16, 3, 19, 2, 18, ..., 14, 30, which is called tile order.
+// below 2^-126 count as zero, but not in the last line. A row of a tile does not depend on the
+// others, and few rows have these operations in vector registers (TileOrderKernels), so that
 // neither the number of rows nor of strips in a call changes a result.
 #pragma once
 
@@ -34,8 +37,8 @@ struct TileChunk {
   int64_t cols = 0;        // A multiple of kTileRunCols. Columns that are not there are zeros.
   int64_t block_cols = 0;  // Blocks whose sums have factors, multiples of kTileRunCols; 0: none.
   int64_t blocks_per_row_scale = 1;
-  const uint16_t* values = nullptr;           // [cols / 32][rows][32]
-  const uint16_t* weights[kTileStrips] = {};  // [cols / 2][16][2] each
+  const uint16_t* values = nullptr;           // [cols / 32][rows][32] in tile order
+  const uint16_t* weights[kTileStrips] = {};  // [cols / 2][16][2] each, in tile order
   const float* factors[kTileStrips] = {};     // [blocks][16] each; null: 1
   const float* const* row_scales = nullptr;   // Each row's, from the first block on; null: 1
   float* sums = nullptr;                      // [rows][kTileTaskStrips][16]
@@ -45,7 +48,8 @@ struct TileKernels {
   // Gives the tiles their extents, and gives them up.
   void (*configure)(int64_t group_rows);
   void (*release)();
-  // Copies columns of rows to [cols / 32][rows][32]; `rows` of them, zeros from `count` on.
+  // Copies columns of rows to [cols / 32][rows][32] in tile order; `rows` of them, zeros from
+  // `count` on.
   void (*pack_rows)(const uint16_t* const* from, int64_t count, int64_t rows, int64_t cols,
                     uint16_t* out);
   // Adds the products of a chunk to the sums. Tiles have the extents for its group_rows.
@@ -65,10 +69,13 @@ struct FewTileRows {
 };
 
 struct TileOrderKernels {
-  // Decodes columns of a strip of E2M1 codes, whole blocks, to [cols / 2][16][2], multiplied by the
-  // scales of blocks of 16 or 32 columns. Products have to be in bf16's range.
+  // Decodes columns of a strip of E2M1 codes, whole blocks, to [cols / 2][16][2] in tile order,
+  // multiplied by the scales of blocks of 16 or 32 columns. Columns that the last run lacks are
+  // zeros. Products have to be in bf16's range.
   void (*decode_scaled)(const uint8_t* codes, const uint8_t* scales, Bf16StripScale type,
                         int64_t block_cols, int64_t cols, uint16_t* out);
+  // Brings decoded columns, whole runs, from ascending to tile order.
+  void (*order)(uint16_t* weights, int64_t cols);
   // As Bf16Kernels::multiply_few_rows, in the order of tiles.
   void (*multiply_few_rows)(const FewTileRows& task);
 };

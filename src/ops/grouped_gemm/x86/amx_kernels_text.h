@@ -6,7 +6,7 @@
 //   multiply<kSums>()                       sums += rows * weights, pairs of bf16 along k: the sums
 //                                           [i][j] of tiles 0 to 3 are those of tiles 4 + i, 6 + j
 //   fence()                                 load() sees what was stored before
-//   copy_line(to, from)                     64 bytes; null: zeros
+//   copy_run(to, from)                      32 columns, from ascending to tile order; null: zeros
 //   add_scaled(total, weight_factors, row_factor, inner)   16 numbers; null: factors of 1
 #pragma once
 
@@ -151,14 +151,14 @@ void pack_rows(const uint16_t* const* from, int64_t count, int64_t rows, int64_t
     uint16_t* to = out + row * kTileRunCols;
     int64_t k = 0;
     for (; k + kTileRunCols <= cols; k += kTileRunCols) {
-      Tiles::copy_line(to + k * rows, row < count ? from[row] + k : nullptr);
+      Tiles::copy_run(to + k * rows, row < count ? from[row] + k : nullptr);
     }
     if (k == cols) continue;
-    Tiles::copy_line(to + k * rows, nullptr);
+    uint16_t run[kTileRunCols] = {};
     if (row < count) {
-      __builtin_memcpy(to + k * rows, from[row] + k,
-                       static_cast<size_t>(cols - k) * sizeof(uint16_t));
+      __builtin_memcpy(run, from[row] + k, static_cast<size_t>(cols - k) * sizeof(uint16_t));
     }
+    Tiles::copy_run(to + k * rows, run);
   }
 }
 

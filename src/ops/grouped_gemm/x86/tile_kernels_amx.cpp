@@ -69,8 +69,15 @@ struct Amx {
     if constexpr (kSums == 3) _tile_dpbf16ps(3, 5, 7);
   }
 
-  static void copy_line(uint16_t* to, const uint16_t* from) {
-    _mm512_storeu_si512(to, from == nullptr ? _mm512_setzero_si512() : _mm512_loadu_si512(from));
+  static void copy_run(uint16_t* to, const uint16_t* from) {
+    if (from == nullptr) return _mm512_storeu_si512(to, _mm512_setzero_si512());
+    // Elements 2 j and 2 j + 1 are columns j ^ 1 and 16 + (j ^ 1).
+    const __m512i columns = _mm512_add_epi32(
+        _mm512_set1_epi32(16 << 16),
+        _mm512_mullo_epi32(
+            _mm512_set1_epi32(0x00010001),
+            _mm512_setr_epi32(1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)));
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(columns, _mm512_loadu_si512(from)));
   }
 
   static void add_scaled(float* total, const float* weight_factors, const float* row_factor,

@@ -12,6 +12,7 @@ namespace {
 constexpr int64_t kStripLanes = 16;
 constexpr int64_t kPairBytes = e2m1_text::kPairBytes;
 constexpr int64_t kPrefetchBytes = 4096;
+constexpr int64_t kHalf = kTileRunCols / 2;
 constexpr int32_t kUpperHalf = static_cast<int32_t>(0xFFFF0000U);
 
 // Names of this source alone: docs/architecture.md, levels of vector instructions.
@@ -76,25 +77,58 @@ struct E4m3Scales {
   __m512 scales_;
 };
 
+// Stores two lines of weights in tile order: columns k and k + 1 of a run, and those 16 further.
+void store_ordered(__m512i first, __m512i second, uint16_t* out) {
+  constexpr __mmask32 kOdd = 0xAAAAAAAAU;
+  const __m512i odd_columns = _mm512_mask_blend_epi16(kOdd, _mm512_srli_epi32(first, 16), second);
+  const __m512i even_columns = _mm512_mask_blend_epi16(kOdd, first, _mm512_slli_epi32(second, 16));
+  _mm512_storeu_si512(out, odd_columns);
+  _mm512_storeu_si512(out + 2 * kStripLanes, even_columns);
+}
+
+void order(uint16_t* weights, int64_t cols) {
+  constexpr int64_t kLine = 2 * kStripLanes;
+  for (int64_t k = 0; k < cols; k += kTileRunCols, weights += kTileRunCols * kStripLanes) {
+    __m512i lines[kTileRunCols / 2];
+    for (int64_t i = 0; i < kTileRunCols / 2; ++i) {
+      lines[i] = _mm512_loadu_si512(weights + i * kLine);
+    }
+    for (int64_t i = 0; i < kTileRunCols / 4; ++i) {
+      store_ordered(lines[i], lines[i + kTileRunCols / 4], weights + 2 * i * kLine);
+    }
+  }
+}
+
+// The scales of the two halves of a run, which are of one block or of two.
 template <class Scales>
-void decode_blocks(const uint8_t* codes, const uint8_t* scales, int64_t block_cols, int64_t cols,
-                   uint16_t* out) {
+void decode_runs(const uint8_t* codes, const uint8_t* scales, int64_t block_cols, int64_t cols,
+                 uint16_t* out) {
   const E2m1Decoder decoder;
-  for (int64_t first = 0; first < cols; first += block_cols, scales += kStripLanes) {
-    const Scales of_block(scales);
-    for (int64_t k = first; k < first + block_cols; k += 2) {
+  for (int64_t run = 0; run < cols; run += kTileRunCols) {
+    const bool has_second = run + kHalf < cols;
+    const uint8_t* first_scales = scales + run / block_cols * kStripLanes;
+    const Scales of_first(first_scales);
+    const Scales of_second(has_second ? scales + (run + kHalf) / block_cols * kStripLanes
+                                      : first_scales);
+    for (int64_t k = run; k < run + kHalf; k += 2) {
       const uint8_t* pair = codes + k * kPairBytes / 2;
-      if (k % 8 == 0) __builtin_prefetch(pair + kPrefetchBytes);
-      _mm512_storeu_si512(out + k * kStripLanes, of_block.times(decoder.decode(pair)));
+      const uint8_t* next = pair + kHalf * kPairBytes / 2;
+      if (k % 8 == 0) {
+        __builtin_prefetch(pair + kPrefetchBytes);
+        __builtin_prefetch(next + kPrefetchBytes);
+      }
+      const __m512i first = of_first.times(decoder.decode(pair));
+      const __m512i second =
+          has_second ? of_second.times(decoder.decode(next)) : _mm512_setzero_si512();
+      store_ordered(first, second, out + (2 * k - run) * kStripLanes);
     }
   }
 }
 
 void decode_scaled(const uint8_t* codes, const uint8_t* scales, Bf16StripScale type,
                    int64_t block_cols, int64_t cols, uint16_t* out) {
-  (type == Bf16StripScale::kE4M3
-       ? decode_blocks<E4m3Scales>
-       : decode_blocks<PowersOfTwo>)(codes, scales, block_cols, cols, out);
+  (type == Bf16StripScale::kE4M3 ? decode_runs<E4m3Scales>
+                                 : decode_runs<PowersOfTwo>)(codes, scales, block_cols, cols, out);
 }
 
 // ---- few rows
@@ -127,33 +161,22 @@ enum class FewWeights {
   kPowers,  // Codes; the sum of a run is multiplied by its scales, powers of two.
 };
 
-// Sums of a run for kScaled.
+// Sums of half a run for kScaled.
 struct ScaledRun {
   using Values = Pair;
   static Values values(__m512i pair) { return widened(pair); }
   static Values weights(__m512i codes, __m512 scales) { return scaled(widened(codes), scales); }
-  static void add(const Values& x, const Values& w, Pair& sum) {
-    sum.even = _mm512_fmadd_ps(x.even, w.even, sum.even);
-    sum.odd = _mm512_fmadd_ps(x.odd, w.odd, sum.odd);
+  static __m512 add(__m512 sum, const Values& x, const Values& w) {
+    return _mm512_fmadd_ps(x.even, w.even, _mm512_fmadd_ps(x.odd, w.odd, sum));
   }
 };
 
-// For codes: dot products with one half of a pair zero, since tiles sum even and odd k apart.
+// For codes.
 struct CodesRun {
-  struct Values {
-    __m512i even;
-    __m512i odd;
-  };
-  static Values values(__m512i pair) {
-    return {_mm512_and_si512(pair, _mm512_set1_epi32(0xFFFF)),
-            _mm512_and_si512(pair, _mm512_set1_epi32(kUpperHalf))};
-  }
+  using Values = __m512i;
+  static Values values(__m512i pair) { return pair; }
   static __m512i weights(__m512i codes, __m512 /*scales*/) { return codes; }
-  static void add(const Values& x, __m512i w, Pair& sum) {
-    sum.even = add_dot(sum.even, x.even, w);
-    sum.odd = add_dot(sum.odd, x.odd, w);
-  }
-  static __m512 add_dot(__m512 sum, __m512i x, __m512i w) {
+  static __m512 add(__m512 sum, Values x, __m512i w) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(w));
   }
 };
@@ -173,32 +196,46 @@ template <int kRows, int kStrips, FewWeights kWeights>
   using Run = std::conditional_t<kIsScaled, ScaledRun, CodesRun>;
   const E2m1Decoder decoder;
   for (int64_t begin = first; begin < end; begin += kTileRunCols) {
-    const int64_t stop = begin + kTileRunCols < end ? begin + kTileRunCols : end;
-    Pair of_run[kRows][kStrips];
-    for (auto& row : of_run) {
-      for (Pair& pair : row) pair = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-    }
-    __m512 scales[kStrips] = {};
-    for (int64_t k = begin; k < stop; k += 2) {
-      if (kIsScaled && (k == begin || k % task.block_cols == 0)) {
-        for (int i = 0; i < kStrips; ++i) scales[i] = few_scales(task, strip + i, k);
+    // Sums of the two halves; the last run may lack the second.
+    const int halves = begin + kHalf < end ? 2 : 1;
+    __m512 of_halves[2][kRows][kStrips];
+    __m512 scales[2][kStrips] = {};
+    for (int half = 0; half < 2; ++half) {
+      for (auto& row : of_halves[half]) {
+        for (__m512& sum : row) sum = _mm512_setzero_ps();
       }
+      for (int i = 0; kIsScaled && half < halves && i < kStrips; ++i) {
+        scales[half][i] = few_scales(task, strip + i, begin + half * kHalf);
+      }
+    }
+    const auto add_pair = [&](int64_t k, int half) {
       typename Run::Values x[kRows];
       for (int row = 0; row < kRows; ++row) {
         x[row] = Run::values(Text::broadcast_pair(task.values[row] + k));
       }
       for (int i = 0; i < kStrips; ++i) {
         const uint8_t* codes = task.codes[strip + i] + k * kPairBytes / 2;
-        if (k % 8 == 0) __builtin_prefetch(codes + kPrefetchBytes);
-        const auto w = Run::weights(decoder.decode(codes), scales[i]);
-        for (int row = 0; row < kRows; ++row) Run::add(x[row], w, of_run[row][i]);
+        if ((k - begin) % 8 == 0) __builtin_prefetch(codes + kPrefetchBytes);
+        const auto w = Run::weights(decoder.decode(codes), scales[half][i]);
+        for (int row = 0; row < kRows; ++row) {
+          of_halves[half][row][i] = Run::add(of_halves[half][row][i], x[row], w);
+        }
       }
+    };
+    if (halves == 2) {
+#pragma GCC unroll 16
+      for (int64_t k = 0; k < kHalf; k += 2) {
+        add_pair(begin + k, 0);
+        add_pair(begin + k + kHalf, 1);
+      }
+    } else {
+      for (int64_t k = begin; k < begin + kHalf; k += 2) add_pair(k, 0);
     }
     for (int i = 0; i < kStrips; ++i) {
       const __m512 scale =
           kWeights == FewWeights::kPowers ? few_scales(task, strip + i, begin) : __m512{};
       for (int row = 0; row < kRows; ++row) {
-        const __m512 sum = _mm512_add_ps(of_run[row][i].even, of_run[row][i].odd);
+        const __m512 sum = _mm512_add_ps(of_halves[0][row][i], of_halves[1][row][i]);
         __m512& total = sums.of[row][i];
         total = kWeights == FewWeights::kPowers ? _mm512_fmadd_ps(scale, sum, total)
                                                 : _mm512_add_ps(total, sum);
@@ -314,7 +351,7 @@ void multiply_few_rows(const FewTileRows& task) {
 
 }  // namespace
 
-const TileOrderKernels kTileOrderKernelsAvx512 = {.decode_scaled = decode_scaled,
-                                                  .multiply_few_rows = multiply_few_rows};
+const TileOrderKernels kTileOrderKernelsAvx512 = {
+    .decode_scaled = decode_scaled, .order = order, .multiply_few_rows = multiply_few_rows};
 
 }  // namespace narrowfloat

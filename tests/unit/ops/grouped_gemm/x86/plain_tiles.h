@@ -22,6 +22,9 @@ struct PlainTile {
   std::array<std::array<uint8_t, 64>, 16> bytes{};
 };
 
+// The place of a column among the elements of a run in tile order.
+inline int64_t place_in_run(int64_t k) { return 2 * (k % 16 ^ 1) + k / 16; }
+
 // A number as tiles take it.
 inline float flushed(float x) {
   return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0F, x) : x;
@@ -43,8 +46,8 @@ struct PlainTiles {
   }
   static void release() { is_configured = false; }
   static void fence() {}
-  static void copy_line(uint16_t* to, const uint16_t* from) {
-    from == nullptr ? std::memset(to, 0, 64) : std::memcpy(to, from, 64);
+  static void copy_run(uint16_t* to, const uint16_t* from) {
+    for (int64_t k = 0; k < 32; ++k) to[place_in_run(k)] = from == nullptr ? uint16_t{0} : from[k];
   }
   static PlainTile& tile(size_t index) {
     EXPECT_TRUE(is_configured);
@@ -113,6 +116,12 @@ inline constexpr size_t kTestLanes = 16;
 
 inline size_t to_index(int64_t i) { return static_cast<size_t>(i); }
 
+// The place of a column of a weight row in a strip in tile order.
+inline size_t place_of_weight(int64_t k, int64_t row) {
+  const int64_t place = k / 32 * 32 + place_in_run(k % 32);
+  return to_index((place / 2 * 16 + row) * 2 + place % 2);
+}
+
 // A chunk as the kernel takes it, and the number of what it multiplies.
 struct ChunkShape {
   int64_t strips;
@@ -161,8 +170,8 @@ inline void multiply_plainly(const ChunkShape& shape, ChunkData& data) {
     const std::vector<uint16_t>& weights = data.weights[to_index(strip)];
     std::vector<uint16_t>& of_strip = pairs.emplace_back(to_index(padded_cols) * kTestLanes);
     for (size_t i = 0; i < weights.size(); ++i) {
-      const size_t k = i / kTestLanes;
-      of_strip[(k / 2 * kTestLanes + i % kTestLanes) * 2 + k % 2] = weights[i];
+      const auto index = static_cast<int64_t>(i);
+      of_strip[place_of_weight(index / 16, index % 16)] = weights[i];
     }
   }
   for (size_t strip = 0; strip < pairs.size(); ++strip) {
