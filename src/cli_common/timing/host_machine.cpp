@@ -3,18 +3,25 @@
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <chrono>
 #include <cstring>
 #include <ctime>
+#include <fstream>
 #include <limits>
 #include <new>
-#include <thread>
+#include <numeric>
+#include <optional>
 #include <utility>
 
+#include "cli_common/timing/host_workers.h"
 #include "cli_common/timing/machine.h"
 #include "narrowfloat/runtime.h"
 
@@ -22,9 +29,14 @@ namespace narrowfloat::cli {
 namespace {
 
 constexpr std::align_val_t kHostAlignment{kBufferAlignment};
-// Larger than the last-level cache of most servers divided by their cores; buffers exceed it
-// several times.
-constexpr uint64_t kCacheBytes = 32U << 20U;
+// Buffers exceed this several times, and the third-level cache, where Linux knows it and it is a
+// small part of the memory. (sysconf() has other numbers on virtual machines.)
+constexpr uint64_t kLeastCacheBytes = 32U << 20U;
+uint64_t cache_bytes(uint64_t memory_bytes) {
+  uint64_t kibibytes = 0;
+  std::ifstream("/sys/devices/system/cpu/cpu0/cache/index3/size") >> kibibytes;
+  return std::max(kLeastCacheBytes, std::min(kibibytes << 10U, memory_bytes / 64));
+}
 
 // Mixes all bits of an index (Steele, Lea and Flood, "Fast splittable pseudorandom number
 // generators", the finaliser with Stafford's constants).
@@ -52,24 +64,53 @@ void fill_values(std::byte* to, int64_t first, int64_t count, int exponent_bits)
   }
 }
 
+constexpr uint64_t kLineBytes = 64;
+// The processor's own prefetcher stops at the end of a page.
+constexpr uint64_t kPrefetchBytes = 4096;
+
+// Reads all lines.
 uint64_t checksum(const std::byte* data, uint64_t size_bytes) {
-  uint64_t sum = 0;
-  for (uint64_t at = 0; at + sizeof(uint64_t) <= size_bytes; at += sizeof(uint64_t)) {
-    uint64_t word = 0;
-    std::memcpy(&word, data + at, sizeof(word));
-    sum += word;
+  std::array<uint64_t, kLineBytes / sizeof(uint64_t)> sums{};
+  for (uint64_t at = 0; at + kLineBytes <= size_bytes; at += kLineBytes) {
+    __builtin_prefetch(data + at + kPrefetchBytes);
+    std::array<uint64_t, sums.size()> words;
+    std::memcpy(words.data(), data + at, sizeof(words));
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += words[i];
   }
-  return sum;
+  return std::accumulate(sums.begin(), sums.end(), uint64_t{0});
 }
+
+#if defined(__SSE2__)
+// Stores lines past the caches: those of `from`, or ones. A few bytes at the ends are left out.
+void stream_lines(std::byte* to, const std::byte* from, uint64_t size_bytes) {
+  constexpr uint64_t kVectorBytes = sizeof(__m128i);
+  const uint64_t skipped = -reinterpret_cast<uint64_t>(to) % kVectorBytes;
+  if (size_bytes < skipped) return;
+  to += skipped;
+  if (from != nullptr) from += skipped;
+  size_bytes -= skipped;
+  const auto* source = reinterpret_cast<const __m128i*>(from);
+  auto* target = reinterpret_cast<__m128i*>(to);
+  for (uint64_t i = 0; i < size_bytes / kVectorBytes; ++i) {
+    __m128i value = _mm_set1_epi8(1);
+    if (source != nullptr) {
+      if (i % 4 == 0) __builtin_prefetch(from + i * kVectorBytes + kPrefetchBytes);
+      value = _mm_loadu_si128(source + i);
+    }
+    _mm_stream_si128(target + i, value);
+  }
+  _mm_sfence();
+}
+#endif
 
 class HostMachine : public Machine {
  public:
   HostMachine() {
     facts_.name = cpu_info().model;
     facts_.num_units = num_threads();
-    facts_.cache_bytes = kCacheBytes;
-    facts_.stream_bytes = 2 * kCacheBytes;
     facts_.memory_bytes = available_memory_bytes();
+    facts_.cache_bytes = cache_bytes(facts_.memory_bytes);
+    facts_.stream_bytes = std::max(2 * kLeastCacheBytes, facts_.cache_bytes);
   }
   ~HostMachine() override { release(); }
   HostMachine(const HostMachine&) = delete;
@@ -107,10 +148,11 @@ class HostMachine : public Machine {
     fill_random_words(to, 0, size_bytes, words);
   }
   void fill_bytes(std::byte* to, uint8_t value, uint64_t size_bytes) override {
-    std::memset(to, value, size_bytes);
+    in_chunks(size_bytes,
+              [&](uint64_t begin, uint64_t size) { std::memset(to + begin, value, size); });
   }
   void copy(std::byte* to, const std::byte* from, uint64_t size_bytes) override {
-    std::memcpy(to, from, size_bytes);
+    queue_copy(to, from, size_bytes, {});
   }
   void write(std::byte* to, const std::byte* host, uint64_t size_bytes) override {
     std::memcpy(to, host, size_bytes);
@@ -124,17 +166,21 @@ class HostMachine : public Machine {
 
   [[nodiscard]] std::vector<TrafficShape> traffic_shapes(
       const Traffic& /*traffic*/) const override {
+#if defined(__SSE2__)
+    return {TrafficShape{}, TrafficShape {.is_streamed = true }};
+#else
     return {TrafficShape{}};
+#endif
   }
   // As much as possible is copied; the rest of the longer side is only read or only set.
-  void queue_traffic(const Traffic& traffic, const TrafficShape& /*shape*/,
+  void queue_traffic(const Traffic& traffic, const TrafficShape& shape,
                      Stream /*stream*/) override {
     const uint64_t both = std::min(traffic.read_bytes, traffic.write_bytes);
     in_chunks(both, [&](uint64_t begin, uint64_t size) {
-      std::memcpy(traffic.to + begin, traffic.from + begin, size);
+      put_lines(shape, traffic.to + begin, traffic.from + begin, size);
     });
     in_chunks(traffic.write_bytes - both, [&](uint64_t begin, uint64_t size) {
-      std::memset(traffic.to + both + begin, 1, size);
+      put_lines(shape, traffic.to + both + begin, nullptr, size);
     });
     in_chunks(traffic.read_bytes - both, [&](uint64_t begin, uint64_t size) {
       checksum_ ^= checksum(traffic.from + both + begin, size);
@@ -192,20 +238,38 @@ class HostMachine : public Machine {
     size_bytes_ = 0;
   }
 
-  // Calls the body for one contiguous range on each thread that operations may use.
-  static void in_chunks(uint64_t size_bytes,
-                        const std::function<void(uint64_t begin, uint64_t size)>& body) {
+  // Copies or, from null, sets memory.
+  static void put_lines(const TrafficShape& shape, std::byte* to, const std::byte* from,
+                        uint64_t size_bytes) {
+#if defined(__SSE2__)
+    if (shape.is_streamed) return stream_lines(to, from, size_bytes);
+#endif
+    from == nullptr ? std::memset(to, 1, size_bytes) : std::memcpy(to, from, size_bytes);
+  }
+
+  // Calls the body for one contiguous range of whole lines, but for the last, on each thread that
+  // operations may use.
+  void in_chunks(uint64_t size_bytes,
+                 const std::function<void(uint64_t begin, uint64_t size)>& body) {
     constexpr uint64_t kMinChunk = 1U << 16U;
-    const auto threads = static_cast<uint64_t>(std::max(num_threads(), 1));
-    const uint64_t chunk = std::max((size_bytes + threads - 1) / threads, kMinChunk);
-    std::vector<std::jthread> others;
-    for (uint64_t begin = chunk; begin < size_bytes; begin += chunk) {
-      others.emplace_back(body, begin, std::min(chunk, size_bytes - begin));
+    const int threads = std::max(num_threads(), 1);
+    const uint64_t lines = (size_bytes + kLineBytes - 1) / kLineBytes;
+    const auto count = static_cast<uint64_t>(threads);
+    const uint64_t chunk = std::max((lines + count - 1) / count * kLineBytes, kMinChunk);
+    const auto run = [&](int index) {
+      const uint64_t begin = static_cast<uint64_t>(index) * chunk;
+      if (begin < size_bytes) body(begin, std::min(chunk, size_bytes - begin));
+    };
+    if (size_bytes <= chunk) return run(0);
+    if (!workers_ || workers_->count() != threads) {
+      workers_.reset();
+      workers_.emplace(threads);
     }
-    if (size_bytes > 0) body(0, std::min(chunk, size_bytes));
+    workers_->run(run);
   }
 
   MachineFacts facts_;
+  std::optional<HostWorkers> workers_;
   std::byte* memory_ = nullptr;
   uint64_t size_bytes_ = 0;
   std::atomic<uint64_t> checksum_ = 0;  // Keeps the compiler from leaving out what is only read.

@@ -52,10 +52,11 @@ struct Traffic {
   uint64_t exchange_write_bytes = 0;
 };
 
-// The work of a CTA of a kernel that moves traffic.
+// How traffic is moved: the work of a CTA of a kernel, or the host's stores.
 struct TrafficShape {
   int threads = 256;
-  int vectors = 1;  // 16-byte accesses of a thread: 1, 2 or 4.
+  int vectors = 1;           // 16-byte accesses of a thread: 1, 2 or 4.
+  bool is_streamed = false;  // On the host: stores go past the caches.
 };
 
 // Queues call `call_idx`. Every replay of a graph repeats calls 0 to ReplayPlan::calls - 1; on the
