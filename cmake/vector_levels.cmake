@@ -11,6 +11,7 @@ set(NARROWFLOAT_FLAGS_avx512 ${NARROWFLOAT_FLAGS_avx2} -mavx512f -mavx512bw -mav
                              -mavx512vbmi -mavx512vnni)
 set(NARROWFLOAT_FLAGS_avx512_bf16 ${NARROWFLOAT_FLAGS_avx512} -mavx512bf16)
 set(NARROWFLOAT_FLAGS_amx_bf16 ${NARROWFLOAT_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16)
+set(NARROWFLOAT_FLAGS_amx_int8 ${NARROWFLOAT_FLAGS_amx_bf16} -mamx-int8)
 
 # Adds sources to the library; call it in their directory.
 function(narrowfloat_vector_level level)

@@ -41,20 +41,24 @@ bool is_given_tiles() {
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-bool has_amx_bf16() {
+// AMX TILE, and the features of a bit of that register.
+bool has_tiles_of(unsigned int feature) {
   unsigned int eax = 0;
   unsigned int ebx = 0;
   unsigned int ecx = 0;
   unsigned int edx = 0;
   if (!has_avx512_bf16() || __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
-  constexpr unsigned int kBf16AndTile = 1U << 22U | 1U << 24U;
-  if ((edx & kBf16AndTile) != kBf16AndTile) return false;
+  const unsigned int needed = feature | 1U << 24U;
+  if ((edx & needed) != needed) return false;
   static const bool kCanGive = can_give_tiles();
   return kCanGive;
 }
+bool has_amx_bf16() { return has_tiles_of(1U << 22U); }
+bool has_amx_int8() { return has_tiles_of(1U << 25U); }
 #else
 bool is_given_tiles() { return false; }
 bool has_amx_bf16() { return false; }
+bool has_amx_int8() { return false; }
 #endif
 
 #else
@@ -63,6 +67,7 @@ bool has_avx2() { return false; }
 bool has_avx512() { return false; }
 bool has_avx512_bf16() { return false; }
 bool has_amx_bf16() { return false; }
+bool has_amx_int8() { return false; }
 bool is_given_tiles() { return false; }
 
 #endif
@@ -80,6 +85,9 @@ Support support_of(VectorLevel level, const VectorFeatures& features) {
   if (level >= VectorLevel::kAmxBf16 && !features.amx_bf16) {
     return Support::no("needs a CPU with AMX BF16, and Linux 5.16 or later");
   }
+  if (level >= VectorLevel::kAmxInt8 && !features.amx_int8) {
+    return Support::no("needs a CPU with AMX INT8, and Linux 5.16 or later");
+  }
   return Support::yes();
 }
 
@@ -89,7 +97,8 @@ Support cpu_with(Device device, VectorLevel level) {
   return support_of(level, {.avx2 = has_avx2(),
                             .avx512 = has_avx512(),
                             .avx512_bf16 = has_avx512_bf16(),
-                            .amx_bf16 = level >= VectorLevel::kAmxBf16 && has_amx_bf16()});
+                            .amx_bf16 = level >= VectorLevel::kAmxBf16 && has_amx_bf16(),
+                            .amx_int8 = level >= VectorLevel::kAmxInt8 && has_amx_int8()});
 }
 
 bool take_tiles() {

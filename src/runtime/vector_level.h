@@ -13,18 +13,20 @@ enum class VectorLevel : int {
   kAvx512,      // AVX-512 F, BW, VL, DQ, VBMI and VNNI
   kAvx512Bf16,  // and AVX-512 BF16
   kAmxBf16,     // and AMX TILE and BF16, whose state a process takes with take_tiles()
+  kAmxInt8,     // and AMX INT8
 };
 
 // Outputs of more bytes do not stay in the caches, so the kernels of a level write past them.
 inline constexpr int64_t kStreamedBytes = 16 << 20;
 
-// A CPU reports any of these; a level needs all of those before it as well. `amx_bf16` says that
-// Linux (5.16 or later) knows the tiles' state, too.
+// A CPU reports any of these; a level needs all of those before it as well. `amx_bf16` and
+// `amx_int8` say that Linux (5.16 or later) knows the tiles' state, too.
 struct VectorFeatures {
   bool avx2 = false;
   bool avx512 = false;
   bool avx512_bf16 = false;
   bool amx_bf16 = false;
+  bool amx_int8 = false;
 };
 // The condition of code that is compiled for `level` on a CPU with `features`.
 Support support_of(VectorLevel level, const VectorFeatures& features);

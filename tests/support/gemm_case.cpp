@@ -14,6 +14,7 @@
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
+#include "ops/grouped_gemm/grouped_gemm_checks.h"
 #include "support/environment.h"
 #include "support/int8_values.h"
 #include "support/moe_modes.h"
@@ -571,7 +572,12 @@ std::vector<uint8_t> GemmCase::run(const GemmRun& run) const {
   GroupedGemmArgs call = args();
   call.accumulation = run.accumulation;
   call.output = TensorView::contiguous(output.data(), run.output, {max_rows(), spec_.weight_rows});
-  grouped_gemm(call, prepared, TensorView::contiguous(workspace.data(), DType::kU8, {size}));
+  const TensorView memory = TensorView::contiguous(workspace.data(), DType::kU8, {size});
+  if (run.gemm) {
+    run.gemm(packed_weights(prepared).problem, checked_call(call, prepared, memory));
+  } else {
+    grouped_gemm(call, prepared, memory);
+  }
   EXPECT_TRUE(output.intact() && workspace.intact());
   return output.copy();
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +12,11 @@
 #include "narrowfloat/gemm.h"
 #include "support/guarded_buffer.h"
 #include "support/random.h"
+
+namespace narrowfloat {
+struct GemmCall;
+struct GroupedGemmProblem;
+}  // namespace narrowfloat
 
 namespace narrowfloat::testing {
 
@@ -54,6 +60,8 @@ struct GemmRun {
   ScaleLayoutId layout =
       ScaleLayoutId::kLinear;  // Layout of weight scales, where the format has byte scales.
   uint8_t workspace_poison = 0xFF;
+  // Runs in place of the implementation, with its packed weights.
+  std::function<void(const GroupedGemmProblem&, const GemmCall&)> gemm = {};
 };
 
 class GemmCase {

@@ -1,10 +1,12 @@
-// cpu_baseline, cpu_avx2, cpu_avx512, cpu_avx512_bf16 and cpu_amx_bf16: give the oracle's bytes on
-// all cores. The baseline has portable 128-bit vectors; for fp32 sums the others have the kernels
-// of their vector level (x86/gemm_kernels.h), and decode the E2M1 weights of few rows in registers.
+// cpu_baseline, cpu_avx2, cpu_avx512, cpu_avx512_bf16, cpu_amx_bf16 and cpu_amx_int8: give the
+// oracle's bytes on all cores. The baseline has portable 128-bit vectors; for fp32 sums the others
+// have the kernels of their vector level (x86/gemm_kernels.h), and decode the E2M1 weights of few
+// rows in registers.
 //
 // Fused multiply-adds stand for the two operations wherever products are exact (product_range.h).
-// With Accumulation::kFast the levels have them always, still in ascending k, and the last
-// two have bf16 dot products (bf16_gemm.h). Rows in int8 have kernels of their own (int8_gemm.h).
+// With Accumulation::kFast the levels have them always, still in ascending k, and those with BF16
+// in their names have bf16 dot products (bf16_gemm.h). Rows in int8 have kernels of their own
+// (int8_gemm.h).
 //
 // Activation rows are dequantized once into the workspace. An output tile is one packed strip of 16
 // weight rows times up to 128 rows of one expert: the strip is decoded chunk by chunk of K into a
@@ -266,15 +268,24 @@ Support supports_level(const GroupedGemmProblem& problem) {
   return cpu_with(problem.device, kLevel);
 }
 
+// Other modes have no products of bytes, or blocks too short for tiles.
+Support supports_int8_tiles(const GroupedGemmProblem& problem) {
+  Support support = cpu_with(problem.device, VectorLevel::kAmxInt8);
+  if (!support.ok() || problem.mode == MoeMode::kMxfp4Int8) return support;
+  return Support::no("multiplies MXFP4 weights by rows in int8 alone");
+}
+
 template <VectorLevel kLevel>
 void run_level(const GroupedGemmProblem& problem, const GemmCall& call, Stream /*stream*/) {
   if (gemm_mode(problem.mode).has_int8_rows && call.accumulation != Accumulation::kFp64) {
     const bool is_avx2 = kLevel == VectorLevel::kAvx2;
-    return run_int8_gemm(problem, call, is_avx2 ? kInt8KernelsAvx2 : kInt8KernelsAvx512);
+    const bool has_tiles = kLevel >= VectorLevel::kAmxInt8 && take_tiles();
+    return run_int8_gemm(problem, call, is_avx2 ? kInt8KernelsAvx2 : kInt8KernelsAvx512,
+                         has_tiles ? &kInt8TileKernelsAmx : nullptr);
   }
   if (kLevel >= VectorLevel::kAvx512Bf16 && call.accumulation == Accumulation::kFast) {
     static const TileGemmKernels kTiles{kTileKernelsAmx, kTileOrderKernelsAvx512};
-    const bool has_tiles = kLevel == VectorLevel::kAmxBf16 && take_tiles();
+    const bool has_tiles = kLevel >= VectorLevel::kAmxBf16 && take_tiles();
     return run_bf16_gemm(problem, call, kBf16KernelsAvx512, has_tiles ? &kTiles : nullptr);
   }
   run_with(kLevel == VectorLevel::kAvx2 ? &kGemmKernelsAvx2 : &kGemmKernelsAvx512, problem, call);
@@ -308,6 +319,9 @@ const GroupedGemmImpl kGroupedGemmCpuAmxBf16{
     pack_weight_strips,  workspace_bytes,
     supports_any_tiles,  no_fused_activation,
     no_dequantized_rows, run_level<VectorLevel::kAmxBf16>};
+const GroupedGemmImpl kGroupedGemmCpuAmxInt8{
+    "cpu_amx_int8",     supports_int8_tiles, pack_weight_strips,  workspace_bytes,
+    supports_any_tiles, no_fused_activation, no_dequantized_rows, run_level<VectorLevel::kAmxInt8>};
 #endif
 
 }  // namespace narrowfloat

@@ -199,6 +199,7 @@ extern const GroupedGemmImpl kGroupedGemmCpuAvx2;        // Only in builds for x
 extern const GroupedGemmImpl kGroupedGemmCpuAvx512;      // Only in builds for x86-64.
 extern const GroupedGemmImpl kGroupedGemmCpuAvx512Bf16;  // Only in builds for x86-64.
 extern const GroupedGemmImpl kGroupedGemmCpuAmxBf16;     // Only in builds for x86-64.
+extern const GroupedGemmImpl kGroupedGemmCpuAmxInt8;     // Only in builds for x86-64.
 extern const GroupedGemmImpl kGroupedGemmSm90;           // Only in builds with CUDA, like the next.
 extern const GroupedGemmImpl kGroupedGemmSm80;
 

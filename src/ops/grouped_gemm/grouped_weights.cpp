@@ -117,8 +117,8 @@ std::span<const GroupedGemmImpl> grouped_gemm_impls() {
     kGroupedGemmSm90, kGroupedGemmSm80,
 #endif
 #if defined(NARROWFLOAT_VECTOR_LEVELS)
-        kGroupedGemmCpuAmxBf16, kGroupedGemmCpuAvx512Bf16, kGroupedGemmCpuAvx512,
-        kGroupedGemmCpuAvx2,
+        kGroupedGemmCpuAmxInt8, kGroupedGemmCpuAmxBf16, kGroupedGemmCpuAvx512Bf16,
+        kGroupedGemmCpuAvx512, kGroupedGemmCpuAvx2,
 #endif
         kGroupedGemmCpuBaseline, kGroupedGemmCpuReference
   };

@@ -35,15 +35,24 @@ TEST(VectorLevel, PresumesTheLevelsBelow) {
   const VectorFeatures avx512{.avx2 = true, .avx512 = true};
   const VectorFeatures bf16{.avx2 = true, .avx512 = true, .avx512_bf16 = true};
   const VectorFeatures amx{.avx2 = true, .avx512 = true, .avx512_bf16 = true, .amx_bf16 = true};
-  const VectorFeatures amx_alone{.avx2 = true, .avx512 = true, .amx_bf16 = true};
+  const VectorFeatures int8{
+      .avx2 = true, .avx512 = true, .avx512_bf16 = true, .amx_bf16 = true, .amx_int8 = true};
+  const VectorFeatures amx_alone{.avx2 = true, .avx512 = true, .amx_bf16 = true, .amx_int8 = true};
   const VectorFeatures no_avx2{.avx512 = true, .avx512_bf16 = true, .amx_bf16 = true};
   struct Case {
     VectorFeatures features;
-    int levels;  // So many of the four are there.
+    int levels;  // So many of the five are there.
   };
-  for (const auto& [features, levels] :
-       {Case{none, 0}, {avx2, 1}, {avx512, 2}, {bf16, 3}, {amx, 4}, {amx_alone, 2}, {no_avx2, 0}}) {
-    for (const Level level : {Level::kAvx2, Level::kAvx512, Level::kAvx512Bf16, Level::kAmxBf16}) {
+  for (const auto& [features, levels] : {Case{none, 0},
+                                         {avx2, 1},
+                                         {avx512, 2},
+                                         {bf16, 3},
+                                         {amx, 4},
+                                         {int8, 5},
+                                         {amx_alone, 2},
+                                         {no_avx2, 0}}) {
+    for (const Level level :
+         {Level::kAvx2, Level::kAvx512, Level::kAvx512Bf16, Level::kAmxBf16, Level::kAmxInt8}) {
       const bool is_there = static_cast<int>(level) < levels;
       EXPECT_EQ(support_of(level, features).ok(), is_there)
           << static_cast<int>(level) << " of " << levels;

@@ -29,11 +29,11 @@ int64_t odd_cols(MoeMode mode) {
   return multiple == 16 ? 144 + 128 : multiple == 32 ? 160 + 128 : 384;
 }
 
-// Every implementation that this processor has.
-std::vector<std::string> implementations() {
+// Every implementation of the mode that this processor has.
+std::vector<std::string> implementations(MoeMode mode = MoeMode::kBf16) {
   std::vector<std::string> names;
   for (const GroupedGemmImpl& impl : grouped_gemm_impls()) {
-    if (impl.supports({}).ok()) names.emplace_back(impl.name);
+    if (impl.supports({.mode = mode}).ok()) names.emplace_back(impl.name);
   }
   return names;
 }
@@ -66,7 +66,7 @@ TEST_P(GroupedGemm, EqualsIntegerArithmeticWhereThatIsExact) {
       }
     };
     for (const auto* implementation : kImplementations) check({.implementation = implementation});
-    for (const std::string& implementation : implementations()) {
+    for (const std::string& implementation : implementations(GetParam())) {
       check({.implementation = implementation, .accumulation = Accumulation::kFast});
     }
   }
@@ -110,7 +110,7 @@ TEST_P(GroupedGemm, IsCloseToADoublePrecisionModelOfTheCodes) {
       check({.accumulation = accumulation, .output = output_type});
     }
   }
-  for (const std::string& implementation : implementations()) {
+  for (const std::string& implementation : implementations(GetParam())) {
     check({.implementation = implementation, .accumulation = Accumulation::kFast});
   }
 }
@@ -126,7 +126,7 @@ TEST_P(GroupedGemm, FusedOperationsHaveTheBitsOfTheReference) {
                        .wide_scales = false,
                        .seed = 47});
   const auto expected = gemm.run({.implementation = "cpu_reference"});
-  for (const std::string& implementation : implementations()) {
+  for (const std::string& implementation : implementations(GetParam())) {
     EXPECT_EQ(gemm.run({.implementation = implementation}), expected) << implementation;
     if (implementation.ends_with("bf16")) continue;
     EXPECT_EQ(gemm.run({.implementation = implementation, .accumulation = Accumulation::kFast}),
@@ -143,7 +143,7 @@ TEST_P(GroupedGemm, AFastSumDependsOnItsRowAndItsWeightsAlone) {
                  .expert_rows = {29},
                  .token_tile = 32,
                  .seed = 31});
-  for (const std::string& implementation : implementations()) {
+  for (const std::string& implementation : implementations(GetParam())) {
     const GemmRun run{.implementation = implementation, .accumulation = Accumulation::kFast};
     const auto all = gemm.run(run);
     for (const int32_t rows : {1, 2, 3, 4, 5, 13}) {
@@ -204,7 +204,7 @@ TEST_P(GroupedGemm, KeepsNanInItsRow) {
                  .seed = 19});
   const auto before = gemm.run({});
   std::vector<std::vector<uint8_t>> fast_before;
-  for (const std::string& implementation : implementations()) {
+  for (const std::string& implementation : implementations(GetParam())) {
     fast_before.push_back(
         gemm.run({.implementation = implementation, .accumulation = Accumulation::kFast}));
   }
@@ -231,8 +231,8 @@ TEST_P(GroupedGemm, KeepsNanInItsRow) {
   };
   check(before, gemm.run({}));
   for (size_t i = 0; i < fast_before.size(); ++i) {
-    check(fast_before[i],
-          gemm.run({.implementation = implementations()[i], .accumulation = Accumulation::kFast}));
+    check(fast_before[i], gemm.run({.implementation = implementations(GetParam())[i],
+                                    .accumulation = Accumulation::kFast}));
   }
 }
 
@@ -251,7 +251,7 @@ TEST_P(GroupedGemm, NanScaleOfZerosStaysInItsWeightRow) {
     }
   };
   for (const auto* implementation : kImplementations) check({.implementation = implementation});
-  for (const std::string& implementation : implementations()) {
+  for (const std::string& implementation : implementations(GetParam())) {
     check({.implementation = implementation, .accumulation = Accumulation::kFast});
   }
 }
@@ -343,7 +343,7 @@ TEST(GroupedGemmRows, ProductsAtTheEndsOfTheRangeAreRoundedAlike) {
         std::memcpy(&gemm.input_codes[i], &code, sizeof(code));
       }
       const auto expected = gemm.run({.implementation = "cpu_reference"});
-      for (const std::string& implementation : implementations()) {
+      for (const std::string& implementation : implementations(mode)) {
         EXPECT_EQ(gemm.run({.implementation = implementation}), expected)
             << name(mode) << " " << implementation << ", rows around 2^" << exponent;
         const bool is_fused = implementation == "cpu_avx512" || implementation == "cpu_avx2";
