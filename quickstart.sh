@@ -51,9 +51,10 @@ head -n 10 $out/diff.txt
 echo "..."
 tail -n 3 $out/diff.txt
 
-say "7. Bits per byte of a held-out text, experts in every mode (half a minute)"
-echo "\$ $narrowfloat_bench eval $model"
-$narrowfloat_bench eval $model > $out/eval.txt
+say "7. Bits per byte of a held-out text, experts in bf16 and in the two formats (seconds)"
+eval=(eval "$model" --mode nvfp4_bf16 --mode mxfp4_bf16)  # Without modes: all of them.
+echo "\$ $narrowfloat_bench ${eval[*]}"
+$narrowfloat_bench "${eval[@]}" > $out/eval.txt
 echo "done, shown at the end"
 
 say "Result: size and accuracy"

@@ -177,8 +177,8 @@ void PackedMatrix::pack(const StridedMatrix& matrix) {
   inner_ = matrix.rows;
   cols_ = matrix.cols;
   const int64_t strips = (cols_ + kStrip - 1) / kStrip;
-  // Padding columns are zero: they are computed and dropped.
-  data_.assign(static_cast<size_t>(strips * inner_ * kStrip), 0.0F);
+  // Padding columns may have any number: they are computed and dropped.
+  data_.resize(static_cast<size_t>(strips * inner_ * kStrip));
   for (int64_t j = 0; j < cols_; ++j) {
     float* out = data_.data() + j / kStrip * inner_ * kStrip + j % kStrip;
     const float* in = matrix.data + j * matrix.col_stride;
@@ -194,12 +194,16 @@ void rms_norm(const float* x, std::span<const float> weight, float eps, float* o
   // Eight partial sums: one chain of additions would be most of the time.
   constexpr size_t kSums = 8;
   float sums[kSums] = {};
-  for (size_t i = 0; i < weight.size(); ++i) sums[i % kSums] += x[i] * x[i];
+  size_t i = 0;
+  for (; i + kSums <= weight.size(); i += kSums) {
+    for (size_t j = 0; j < kSums; ++j) sums[j] += x[i + j] * x[i + j];
+  }
+  for (size_t j = 0; i + j < weight.size(); ++j) sums[j] += x[i + j] * x[i + j];
   float squares = 0;
   for (const float sum : sums) squares += sum;
   const float mean = squares / static_cast<float>(weight.size());
   const float factor = 1.0F / std::sqrt(mean + eps);
-  for (size_t i = 0; i < weight.size(); ++i) out[i] = x[i] * factor * weight[i];
+  for (size_t k = 0; k < weight.size(); ++k) out[k] = x[k] * factor * weight[k];
 }
 
 RotaryTable::RotaryTable(int64_t positions, int64_t head_dim, double theta) : half_(head_dim / 2) {

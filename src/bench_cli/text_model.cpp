@@ -352,37 +352,52 @@ double TextModel::score_window(Window window, const float* x, Scratch& scratch) 
   return bits;
 }
 
-double TextModel::score(std::span<const Window> windows, const ExpertFunction& experts) const {
-  const auto hidden = static_cast<size_t>(config_.hidden);
-  std::vector<size_t> begins;  // The position of each window in x.
+template <typename Body>
+void TextModel::for_each_window(std::span<const Window> windows, ScratchPool& pool,
+                                const Body& body) const {
+  std::vector<size_t> begins;
+  size_t end = 0;
+  for (const Window window : windows) {
+    begins.push_back(end);
+    end += window.size() * static_cast<size_t>(config_.hidden);
+  }
+  for_each_index(static_cast<int64_t>(windows.size()), [&](int64_t index) {
+    const auto i = static_cast<size_t>(index);
+    std::unique_ptr<Scratch> scratch = pool.take();
+    body(i, begins[i], *scratch);
+    pool.give_back(std::move(scratch));
+  });
+}
+
+std::vector<float> TextModel::begin(std::span<const Window> windows) const {
   std::vector<float> x;
   for (const Window window : windows) {
-    begins.push_back(x.size());
     for (const uint8_t byte : window) {
-      const auto row = embedding_.begin() + static_cast<std::ptrdiff_t>(byte * hidden);
+      const auto row = embedding_.begin() + static_cast<std::ptrdiff_t>(byte * config_.hidden);
       x.insert(x.end(), row, row + config_.hidden);
     }
   }
+  ScratchPool pool(config_, windows);
+  for_each_window(windows, pool, [&](size_t i, size_t begin, Scratch& scratch) {
+    attend(layers_.front(), x.data() + begin, static_cast<int64_t>(windows[i].size()), scratch);
+  });
+  return x;
+}
+
+double TextModel::score(std::span<const Window> windows, std::vector<float> x,
+                        const ExpertFunction& experts) const {
   std::vector<float> rows(x.size());
   ScratchPool pool(config_, windows);
-  const auto for_each_window = [&](const auto& body) {
-    for_each_index(static_cast<int64_t>(windows.size()), [&](int64_t index) {
-      const auto i = static_cast<size_t>(index);
-      std::unique_ptr<Scratch> scratch = pool.take();
-      body(i, begins[i], *scratch);
-      pool.give_back(std::move(scratch));
-    });
-  };
   for (size_t l = 0; l < layers_.size(); ++l) {
-    for_each_window([&](size_t i, size_t begin, Scratch& scratch) {
+    for_each_window(windows, pool, [&](size_t i, size_t begin, Scratch& scratch) {
       const auto length = static_cast<int64_t>(windows[i].size());
-      attend(layers_[l], x.data() + begin, length, scratch);
+      if (l > 0) attend(layers_[l], x.data() + begin, length, scratch);
       norm_rows(x.data() + begin, layers_[l].expert_norm, length, rows.data() + begin);
     });
     experts(static_cast<int64_t>(l), rows, x);
   }
   std::vector<double> bits(windows.size());
-  for_each_window([&](size_t i, size_t begin, Scratch& scratch) {
+  for_each_window(windows, pool, [&](size_t i, size_t begin, Scratch& scratch) {
     bits[i] = score_window(windows[i], x.data() + begin, scratch);
   });
   double total = 0;

@@ -42,8 +42,12 @@ class TextModel {
   explicit TextModel(const Checkpoint& checkpoint);
 
   [[nodiscard]] const ModelConfig& config() const { return config_; }
-  // Sum of -log2 p over bytes 1, 2, ... of every window. Windows have 1 to config().window bytes.
-  double score(std::span<const Window> windows, const ExpertFunction& experts) const;
+  // The rows of all windows before the first experts, which no expert has a part in. Windows have
+  // 1 to config().window bytes.
+  std::vector<float> begin(std::span<const Window> windows) const;
+  // Sum of -log2 p over bytes 1, 2, ... of every window; x: begin(windows).
+  double score(std::span<const Window> windows, std::vector<float> x,
+               const ExpertFunction& experts) const;
 
  private:
   struct Layer {
@@ -60,6 +64,9 @@ class TextModel {
   void norm_and_rotate(float* heads, int64_t count, std::span<const float> norm,
                        int64_t length) const;
   void norm_rows(const float* x, std::span<const float> weight, int64_t length, float* out) const;
+  // Calls body(index, position of the window in x, scratch) for every window, on all cores.
+  template <typename Body>
+  void for_each_window(std::span<const Window> windows, ScratchPool& pool, const Body& body) const;
   double score_window(Window window, const float* x, Scratch& scratch) const;
 
   ModelConfig config_;
