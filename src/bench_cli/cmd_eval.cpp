@@ -262,7 +262,7 @@ std::vector<EvalMode> rows_of(const EvalArguments& arguments) {
   return modes;
 }
 
-// What all modes begin with, kept for the first batches of windows.
+// Computes what all modes begin with, and keeps it for the first batches of windows.
 class SharedBeginnings {
  public:
   explicit SharedBeginnings(const TextModel& model) : model_(model) {}
