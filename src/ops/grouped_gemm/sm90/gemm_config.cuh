@@ -48,9 +48,11 @@ inline constexpr int kGemmThreads = (1 + kConsumers) * kWarpgroup;
 // It decides, with the tokens of a tile, how a kernel multiplies.
 enum class GemmKind : int {
   kAny,
-  kBf16,        // Weights become bf16.
-  kBf16Groups,  // The same, and sums are promoted every 128 columns.
+  kBf16,        // Weights of 8 or 16 bits become bf16.
+  kFp4,         // Those of 4 bits do.
+  kBf16Groups,  // Weights become bf16, and sums are promoted every 128 columns.
   kE4m3,        // Weights become E4M3.
+  kE4m3Groups,  // The same, and sums are promoted every 128 columns.
   kFp8,         // The tensor cores read FP8 weights as they are.
 };
 
@@ -66,7 +68,9 @@ struct TileConfig {
 };
 
 // An m tile of up to 128 rows takes the first row of its kind that has as many tokens. Two n
-// sub-tiles halve the reads of activations, where registers take them. A remainder has up to 32
+// sub-tiles halve the reads of activations, where registers take them; with one, two CTAs share an
+// SM, and of their four consumer warps a scheduler some can run while others wait, which pays where
+// decoding takes most of the instructions and sums have no second set. A remainder has up to 32
 // rows or, where temporary sums lie beside those of 256 weight rows, 16; FP8 weights have a kernel
 // of their own for it, where many experts have one (gemm_wide.cu).
 inline constexpr std::array kTileConfigs{TileConfig{GemmKind::kAny, 8, 1, 1, 2, 104, 32},
@@ -74,10 +78,14 @@ inline constexpr std::array kTileConfigs{TileConfig{GemmKind::kAny, 8, 1, 1, 2, 
                                          TileConfig{GemmKind::kAny, 32, 1, 1, 2, 104, 32},
                                          TileConfig{GemmKind::kBf16, 64, 2, 1, 1, 224, 56},
                                          TileConfig{GemmKind::kBf16, 160, 2, 1, 1, 224, 56},
+                                         TileConfig{GemmKind::kFp4, 64, 1, 1, 2, 96, 48},
+                                         TileConfig{GemmKind::kFp4, 160, 2, 1, 1, 224, 56},
                                          TileConfig{GemmKind::kBf16Groups, 64, 2, 1, 1, 224, 56},
                                          TileConfig{GemmKind::kBf16Groups, 160, 1, 1, 1, 224, 56},
-                                         TileConfig{GemmKind::kE4m3, 64, 2, 1, 1, 224, 56},
+                                         TileConfig{GemmKind::kE4m3, 64, 1, 1, 2, 96, 48},
                                          TileConfig{GemmKind::kE4m3, 144, 2, 1, 1, 232, 40},
+                                         TileConfig{GemmKind::kE4m3Groups, 64, 2, 1, 1, 224, 56},
+                                         TileConfig{GemmKind::kE4m3Groups, 144, 2, 1, 1, 232, 40},
                                          TileConfig{GemmKind::kFp8, 64, 2, 1, 1, 232, 40},
                                          TileConfig{GemmKind::kFp8, 128, 2, 2, 1, 224, 56},
                                          TileConfig{GemmKind::kFp8, 144, 2, 1, 1, 224, 56}};
@@ -85,8 +93,11 @@ inline constexpr std::array kTileConfigs{TileConfig{GemmKind::kAny, 8, 1, 1, 2, 
 template <class Weights>
 constexpr GemmKind kind_of(bool has_groups) {
   if (Weights::kIsSharedOperand) return GemmKind::kFp8;
-  if (activation_bytes(Weights::kEncoding) == 1) return GemmKind::kE4m3;
-  return has_groups ? GemmKind::kBf16Groups : GemmKind::kBf16;
+  if (activation_bytes(Weights::kEncoding) == 1) {
+    return has_groups ? GemmKind::kE4m3Groups : GemmKind::kE4m3;
+  }
+  if (has_groups) return GemmKind::kBf16Groups;
+  return code_bits_of(Weights::kEncoding) == 4 ? GemmKind::kFp4 : GemmKind::kBf16;
 }
 
 constexpr TileConfig config_of(GemmKind kind, int tokens) {
@@ -110,10 +121,10 @@ struct GemmShapeOf {
   static constexpr int kTokens = kTileTokens;
   static constexpr int kMTile = kTokens > 128 ? 128 : kTokens;
   static constexpr int kSums = kTokens / 2;  // A thread's, for 64 weight rows.
-  static constexpr bool kIsSmall = kTokens <= 32;
+  static constexpr bool kIsSmall = kConfig.ctas_per_sm > 1;
   static constexpr bool kIsSharedOperand = Weights::kIsSharedOperand;
   // Tokens are wgmma's rows (gemm_fp8_sm90.cuh) instead of its columns.
-  static constexpr bool kIsTokenMajor = kIsSharedOperand && !kIsSmall;
+  static constexpr bool kIsTokenMajor = kIsSharedOperand && kTokens > 32;
   // Tiles have a remainder, which is multiplied the other way round (gemm_fp8_sm90.cuh).
   static constexpr bool kHasRemainders = kIsTokenMajor && kTokens > 128;
   // CTAs of a cluster with multicast multiply neighbouring token tiles with the same weights: what
@@ -131,7 +142,8 @@ struct GemmShapeOf {
   static constexpr int kNSplit = kIsSplitAlongN ? 2 : 1;
   static constexpr int kClusterCtas = kMulticast * kNSplit;  // CTAs of a cluster of either kind.
   // The main loop is that of gemm_prefill_sm90.cuh.
-  static constexpr bool kHasPrefillLoop = !kIsSharedOperand && kGroupKTiles == 1 && kTokens > 32;
+  static constexpr bool kHasPrefillLoop =
+      !kIsSharedOperand && kGroupKTiles == 1 && kTokens > 32 && kBlocks == 2;
   // Rows of a TMA box of activations (gemm_kernel_sm90.cuh); 0 in kernels that gather all rows.
   static constexpr int kBoxRows = kHasPrefillLoop && kTokens > 64 ? kTokens / 2 : 0;
   static_assert(kBoxRows % 8 == 0);
@@ -195,7 +207,7 @@ struct GemmShapeOf {
 
   // Around 16 KB of weights a stage; whole promotion groups.
   static constexpr int kMostKTiles = 8192 / k_tile_code_bytes(Weights::kEncoding);
-  static constexpr bool kHasLongStages = kIsSmall && (kTokens < 32 || kGroupPasses == 1);
+  static constexpr bool kHasLongStages = kTokens < 32 || (kTokens == 32 && kGroupPasses == 1);
   static constexpr int kFewKTiles =
       (kHasGroups && kTokens > 128) || kHasPrefillLoop ? kGroupKTiles : 2;
   static constexpr int kKTiles = kHasLongStages || kMostKTiles < 2 ? kMostKTiles : kFewKTiles;

@@ -12,13 +12,18 @@
 //
 //   issue wgmma | load the scales of the part's tokens | wait | promote | decode the next sub-tile
 //
+// In tiles of 64 tokens, where registers hold the fragments of two sub-tiles beside all sums, the
+// next one is decoded before the wait:
+//
+//   issue wgmma | load scales, decode the next sub-tile | wait | promote
+//
 // The order of parts, as (n sub-tile, part), with up to 112 tokens and with more:
 //
 //   0,0   1,0   0,1   1,1      a part's scales serve both sub-tiles
 //   0,0   0,1   1,0   1,1      one sub-tile's fragments at a time: no registers for both and scales
 //
-// Decoding follows the wait because ptxas moves it there. While a warpgroup decodes and promotes,
-// the other one's instructions keep the tensor cores busy.
+// Elsewhere decoding follows the wait because ptxas moves it there. While a warpgroup decodes and
+// promotes, the other one's instructions keep the tensor cores busy.
 #pragma once
 
 #include <type_traits>
@@ -84,6 +89,9 @@ class PrefillLoop {
     clear<kColumns, Shape::kTokens>(sums);
   }
 
+  // The next n sub-tile is decoded while the tensor cores multiply one.
+  static constexpr bool kDecodesAhead = Shape::kTokens == 64;
+
   // Parts as wide as the registers beside the sums of 144 tokens allow.
   static constexpr int kMostPartTokens = 72;
   NF_HOST_DEVICE static constexpr int parts(int columns) {
@@ -131,7 +139,7 @@ class PrefillLoop {
       ring_.release_warp(at_, thread_ % 32);
       at_.advance();
       if (!has_next) break;
-      decode(at_, 0, state.fragments[0]);
+      if constexpr (!kDecodesAhead) decode(at_, 0, state.fragments[0]);
     }
     clear<kColumns, Shape::kTokens>(sums);
   }
@@ -145,11 +153,15 @@ class PrefillLoop {
     if constexpr (This::kIsLast) {
       Position next = at_;
       next.advance();
-      if (has_next) wait_full(next);
+      if (has_next) {
+        wait_full(next);
+        if constexpr (kDecodesAhead) decode(next, 0, state.fragments[0]);
+      }
     }
+    if constexpr (This::kDecodes && kDecodesAhead) decode(at_, 1, state.fragments[1]);
     wgmma_wait();
     promote<This>(state.part_sums, state.scales, sums);
-    if constexpr (This::kDecodes) decode(at_, 1, state.fragments[1]);
+    if constexpr (This::kDecodes && !kDecodesAhead) decode(at_, 1, state.fragments[1]);
     if constexpr (!This::kIsLast) multiply_part<kColumns, kIndex + 1>(has_next, state, sums);
   }
 

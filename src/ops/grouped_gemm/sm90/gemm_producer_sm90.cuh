@@ -80,10 +80,16 @@ class Producer {
   static constexpr int kScaleSources =
       Shape::kHasGroups ? (Shape::kTokens + kWarpgroup - 1) / kWarpgroup : 0;
 
-  // One thread of each warp copies an n sub-tile, where a stage has as many: consumers that share a
-  // scheduler with a warp that copies all of them would be slower than the others.
-  static constexpr bool kSpreadsWeights = Shape::kHasTileRing;
-  static_assert(!kSpreadsWeights || (kTileBlocks == kWarpgroup / kWarpSize && Shape::kKTiles == 1));
+  // Decoding leaves few instruction slots, and such producers keep what stages have in common.
+  static constexpr bool kKeepsSources = Shape::kTokens == 64 && !Shape::kIsTokenMajor;
+  // One thread of each warp copies an n sub-tile at most: consumers that share a scheduler with a
+  // warp that copies all of them would be slower than the others.
+  static constexpr bool kSpreadsWeights = Shape::kHasTileRing || kKeepsSources;
+  static_assert(!kSpreadsWeights ||
+                (kTileBlocks <= kWarpgroup / kWarpSize && Shape::kGroupPasses == 1));
+  // Scales have pointers that advance with the stages.
+  static constexpr bool kAdvancesScales =
+      Shape::kHasTileRing || (kKeepsSources && Shape::kHasPrefillLoop);
 
   __device__ void publish(uint32_t number, const OutputTile& tile) const {
     if (thread_ == 0) TileRing(shared_.found.tiles).publish(number, tile);
@@ -134,13 +140,15 @@ class Producer {
       copy_row_boxes(tile, k_tile);
     } else if constexpr (Shape::kHasTileRing) {
       copy_shared_rows(k_tile);
+    } else if constexpr (kKeepsSources) {
+      copy_kept_rows(k_tile);
     } else {
       copy_rows(k_tile);
     }
     // Stands for the arrival that boxes make.
     if (!kHasRowBoxes && Shape::kBoxRows > 0 && thread_ == 0) arrive(ring_.full(at_));
     if constexpr (Shape::kIsTokenMajor) copy_weight_scale(k_tile);
-    if constexpr (Shape::kHasTileRing && Shape::kHasGroups) {
+    if constexpr (kAdvancesScales && Shape::kHasGroups) {
       copy_next_scales();
     } else if constexpr (Shape::kHasGroups) {
       if (!Shape::kMayLackGroupScales || params_.group_scales != nullptr) {
@@ -201,11 +209,11 @@ class Producer {
     if constexpr (Shape::kHasTileRing) {
       share_sources(tile);
       count_own_rows(tile);
-      if constexpr (Shape::kHasGroups) find_scale_rows();
     } else {
       row_passes_ = ceil_div(tile.num_rows, kRowsPerPass);
       keep_sources(tile);
     }
+    if constexpr (kAdvancesScales && Shape::kHasGroups) find_scale_rows(tile);
   }
   // Puts those of all rows in shared memory: the registers that are left to such producers, 40 or
   // 56 with scales of rows, do not hold nine of them beside a tile.
@@ -240,13 +248,18 @@ class Producer {
     const int rows = ceil_div(tile.num_rows - thread_ / 8, kRowsPerPass);
     own_rows_ = least >= 0 ? rows : -1 - rows;
   }
-  __device__ void find_scale_rows() {
+  [[nodiscard]] __device__ int scale_source(const OutputTile& tile, int token) const {
+    if (token >= Shape::kTokens) return -1;
+    if constexpr (Shape::kHasTileRing) {
+      return shared_.found.row_sources[token % kRowsPerPass][token / kRowsPerPass];
+    } else {
+      return source_of(tile, token);
+    }
+  }
+  __device__ void find_scale_rows(const OutputTile& tile) {
 #pragma unroll
     for (int i = 0; i < kScaleSources; ++i) {
-      const int token = scale_token(i);
-      const int source = token < Shape::kTokens
-                             ? shared_.found.row_sources[token % kRowsPerPass][token / kRowsPerPass]
-                             : -1;
+      const int source = scale_source(tile, scale_token(i));
       scale_bytes_[i] = source >= 0 ? 4 : 0;
       scale_rows_[i] = params_.group_scales + max(source, 0) * params_.group_row_stride;
     }
@@ -254,16 +267,23 @@ class Producer {
   // Keeps those of the rows that the thread copies in registers.
   __device__ void keep_sources(const OutputTile& tile) {
     has_row_ = 0;
+    has_all_rows_ = true;
 #pragma unroll
     for (int i = 0; i < kSources; ++i) {
-      const int source = source_of(tile, thread_ / 8 % Shape::kTokens + i * kRowsPerPass);
+      int own = thread_ / 8 % Shape::kTokens + i * kRowsPerPass;
+      // Rows after the last one are those of the last one, so that nearly all tiles have all rows.
+      if constexpr (kKeepsSources) own = min(own, tile.num_rows - 1);
+      const int source = source_of(tile, own);
+      has_all_rows_ = has_all_rows_ && source >= 0;
       const int row = source >= 0 ? source : 0;
       global_rows_[i] = piece_of(row);
       has_row_ |= (source >= 0 ? 1U : 0U) << i;
     }
+    if constexpr (!kAdvancesScales) {
 #pragma unroll
-    for (int i = 0; i < kScaleSources; ++i) {
-      scale_sources_[i] = source_of(tile, thread_ + i * kWarpgroup);
+      for (int i = 0; i < kScaleSources; ++i) {
+        scale_sources_[i] = source_of(tile, thread_ + i * kWarpgroup);
+      }
     }
   }
 
@@ -273,22 +293,28 @@ class Producer {
 
   // The n sub-tile that the thread's warp copies; none for other lanes, or after the expert's last.
   __device__ void find_own_weights(const OutputTile& tile) {
-    const int block = tile.block + thread_ / kWarpSize;
-    const bool copies = thread_ % kWarpSize == 0 && block < params_.blocks;
+    const int own = thread_ / kWarpSize;
+    const int block = tile.block + own;
+    constexpr bool kAllWarpsCopy = kTileBlocks == kWarpgroup / kWarpSize;
+    const bool copies =
+        thread_ % kWarpSize == 0 && (kAllWarpsCopy || own < kTileBlocks) && block < params_.blocks;
     own_weights_ =
         copies ? params_.image + tile.expert * params_.expert_bytes + block * params_.block_bytes
                : nullptr;
   }
   __device__ void copy_own_weights(const OutputTile& tile, int k_tile) const {
     if (own_weights_ == nullptr) return;
+    const int k_tiles = min(Shape::kKTiles, params_.k_tiles - k_tile);
+    const auto bytes =
+        static_cast<uint32_t>(Shape::kKTiles == 1 ? kWeightBytes : k_tiles * Shape::kKTileBytes);
     if (thread_ == 0) {
       const int blocks = min(kTileBlocks, params_.blocks - tile.block);
-      arrive_and_expect(ring_.full(at_), static_cast<uint32_t>(blocks) * kWeightBytes);
+      arrive_and_expect(ring_.full(at_), static_cast<uint32_t>(blocks) * bytes);
     }
     copy_bulk(
         shared_address(shared_.weights[at_.stage][thread_ / kWarpSize]),
         own_weights_ + static_cast<int64_t>(k_tile) * k_tile_stride(Shape::Weights::kEncoding),
-        kWeightBytes, ring_.full(at_));
+        bytes, ring_.full(at_));
   }
 
   // If two CTAs share them, each copies half of them for both.
@@ -344,6 +370,33 @@ class Producer {
                     static_cast<uint32_t>(step * Shape::kTokenTileBytes + i * kRowsPerPass * 128),
                 global_rows_[i] + first_byte + step * kKTileRowBytes,
                 (mask >> i & 1U) != 0 ? 16 : 0);
+      }
+    }
+  }
+
+  // The same where all rows are there: copies need no predicate, and so one test for all.
+  __device__ void copy_kept_rows(int k_tile) const {
+    const int row = thread_ / 8;
+    const int first_byte = k_tile * kKTileRowBytes;
+    const int last_byte = first_byte + (Shape::kKTiles - 1) * kKTileRowBytes + thread_ % 8 * 16;
+    if (!has_all_rows_ || last_byte >= params_.row_bytes) return copy_rows(k_tile);
+    copy_kept_passes<kSources>(shared_address(shared_.rows[at_.stage][0]) +
+                                   static_cast<uint32_t>(row * 128 + (thread_ ^ row) % 8 * 16),
+                               first_byte);
+  }
+  // Those of as many passes as the tile has, up to kPasses.
+  template <int kPasses>
+  __device__ void copy_kept_passes(uint32_t shared_rows, int first_byte) const {
+    if constexpr (kPasses > 1) {
+      if (row_passes_ < kPasses) return copy_kept_passes<kPasses - 1>(shared_rows, first_byte);
+    }
+#pragma unroll
+    for (int step = 0; step < Shape::kKTiles; ++step) {
+#pragma unroll
+      for (int i = 0; i < kPasses; ++i) {
+        copy_16(shared_rows +
+                    static_cast<uint32_t>(step * Shape::kTokenTileBytes + i * kRowsPerPass * 128),
+                global_rows_[i] + first_byte + step * kKTileRowBytes, 16);
       }
     }
   }
@@ -445,6 +498,7 @@ class Producer {
   RingPosition<Shape::kStages> at_;
   const uint8_t* global_rows_[kSources];
   uint32_t has_row_ = 0;  // A bit for each.
+  bool has_all_rows_ = true;
   // Rows after the tile's last multiply to sums that nobody reads, whatever they are.
   int row_passes_ = kSources;
   // With kHasTileRing the thread copies so many rows; -1 less them, if some are absent.
