@@ -190,12 +190,14 @@ struct GemmShapeOf {
   // Decoding NVFP4 takes more code; with 48 tokens ptxas would make more than one function (C7510).
   static constexpr int kBranchTokens = Weights::kEncoding == WeightEncoding::kNvfp4Fp8 ? 24 : 48;
   // Tokens that the epilogue is unrolled over (epilogue_activation.cuh): as many
-  // as registers allow, since each chunk moves all sums.
-  static constexpr int kChunkTokens = kTokens <= 64 || kIsSharedOperand ? kTokens
-                                      : kBlocks == 1                    ? 32
-                                      : writes(RowFormat::kNvfp4)       ? 16
-                                      : kHasPrefillLoop                 ? kBranchTokens
-                                                                        : kTokens / 2;
+  // as registers allow, since each chunk moves all sums, or, where none move, so few that tiles
+  // with half of their rows save something.
+  static constexpr int kChunkTokens = kHasPrefillLoop && kTokens == 64    ? 32
+                                      : kTokens <= 64 || kIsSharedOperand ? kTokens
+                                      : kBlocks == 1                      ? 32
+                                      : writes(RowFormat::kNvfp4)         ? 16
+                                      : kHasPrefillLoop                   ? kBranchTokens
+                                                                          : kTokens / 2;
   static constexpr int kChunks = kTokens / kChunkTokens;
   // No sums move if the code of all chunks fits the instruction cache
   // (epilogue_activation.cuh).
