@@ -59,7 +59,8 @@ NARROWFLOAT_FORCE=quantize:cpu_avx512 narrowfloat-bench bench quantize --device 
 ## Mixture of Experts
 
 {layers}
-{int8}"""
+{int8}
+{deepseek}"""
 
 LAYERS_TEXT = """{machine}, commit {commit}, {shape}: a whole layer with {experts} experts in memory, one thread,
 milliseconds of processor time, the least of several runs. The machine had other work, which shares
@@ -199,6 +200,37 @@ def int8_row(mode: str, implementation: str, sums: str, threads: int) -> tuple[l
             f"{first['read_gb_per_second']:.1f}"], document
 
 
+DEEPSEEK_TEXT = """### DeepSeek-V3's experts
+
+{machine}, commit {commit}: hidden 7168, intermediate 2048, top 8, {experts} of the 256 experts, routed without
+groups, one thread, milliseconds of processor time, the least of several runs. The machine had other work.
+GB/s: the weights of the experts that were hit, at T = 1; the program read memory at {memory} GB/s.
+
+{table}"""
+
+
+def deepseek() -> str:
+    rows = []
+    rates = []
+    for name in ("avx512_bf16_fast", "avx512_int8"):
+        document = json.loads((FOLDER / f"moe_deepseek_{name}.json").read_text())
+        assert document["threads"] == 1 and all(case["correct"] for case in document["cases"])
+        cases = {(case["mode"], case["tokens"]): case for case in document["cases"]}
+        tokens = sorted({one for _, one in cases})
+        rates.append(f"{document['cases'][0]['read_gb_per_second']:.0f}")
+        for mode in dict.fromkeys(mode for mode, _ in cases):
+            first = cases[mode, 1]
+            rows.append([f"`{mode}`", f"`{first['implementation']}`",
+                         "fast" if document["fast_sums"] else "",
+                         *(f"{cases[mode, one]['processor_seconds'] * 1e3:.1f}" for one in tokens),
+                         f"{first['weight_bytes'] / first['processor_seconds'] / 1e9:.1f}"])
+    return DEEPSEEK_TEXT.format(
+        machine=document["cpu"], commit=document["commit"], memory=" and ".join(rates),
+        experts=first["local_experts"],
+        table=table(["mode", "implementation", "sums", *(f"T = {one}" for one in tokens), "GB/s"],
+                    rows))
+
+
 def int8_layers() -> str:
     tables = []
     for threads in (1, 2):
@@ -220,7 +252,7 @@ def page() -> str:
               for op in ("quantize", "dequantize") for dtype in ELEMENT_BYTES]
     fused = fused_documents(FUSED_FILES[0])[IMPLEMENTATIONS[-1]]
     return TEXT.format(machine=machine, tables="\n".join(tables), layers=layers(),
-                       int8=int8_layers(),
+                       int8=int8_layers(), deepseek=deepseek(),
                        fused_machine=f"{fused['cpu']}, commit {fused['commit']}",
                        fast_commit=fused_documents("silu_fast_bf16")["avx512"]["commit"],
                        fused=fused_table())

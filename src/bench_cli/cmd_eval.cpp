@@ -267,6 +267,8 @@ class SharedBeginnings {
  public:
   explicit SharedBeginnings(const TextModel& model) : model_(model) {}
 
+  [[nodiscard]] const TextModel& model() const { return model_; }
+
   std::vector<float> of(size_t batch, std::span<const Window> windows) {
     if (batch < kept_.size()) return kept_[batch];
     std::vector<float> rows = model_.begin(windows);
@@ -281,9 +283,10 @@ class SharedBeginnings {
   std::vector<std::vector<float>> kept_;
 };
 
-ModeScore score_mode(const Checkpoint& checkpoint, const TextModel& model, const Text& text,
-                     EvalMode mode, std::span<const LayerMaxima> maxima, bool fast_sums,
+ModeScore score_mode(const Checkpoint& checkpoint, const Text& text, EvalMode mode,
+                     std::span<const LayerMaxima> maxima, bool fast_sums,
                      SharedBeginnings& beginnings) {
+  const TextModel& model = beginnings.model();
   double bits = 0;
   const auto score = [&](int64_t /*call*/, Stream /*stream*/) {
     const size_t batch = std::min(kBatch, text.windows.size());
@@ -333,8 +336,8 @@ Evaluation evaluate(const EvalArguments& arguments) {
   for (const EvalMode mode : modes) {
     status.show(fmt::format("eval {} ({} of {})", eval_mode_name(mode), result.scores.size() + 1,
                             modes.size()));
-    result.scores.push_back(score_mode(checkpoint, model, result.text, mode, maxima.layers,
-                                       arguments.fast_sums, beginnings));
+    result.scores.push_back(
+        score_mode(checkpoint, result.text, mode, maxima.layers, arguments.fast_sums, beginnings));
   }
   const auto bf16 = std::find_if(result.scores.begin(), result.scores.end(),
                                  [](const auto& score) { return score.mode == MoeMode::kBf16; });
