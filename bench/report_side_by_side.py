@@ -22,7 +22,8 @@ from report_moe import table
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "bench" / "results" / "peers"
 REPEATED = "h200"
-REPEATED_DOCUMENTS = ("moe_peers_humming", "moe_peers_deep_gemm")
+# Cases of a later document replace those of an earlier one.
+REPEATED_DOCUMENTS = ("moe_peers_humming", "moe_peers_humming_many", "moe_peers_deep_gemm")
 KINDS = ("plain", "sustained")  # A burst, and long enough to lower the clock.
 REPEATED_METHOD = (
     "`bench/peers/moe.py --bench` measured these layers: narrowfloat and the peer in turn, on the "
@@ -34,8 +35,8 @@ REPEATED_METHOD = (
     "`mxfp4_fp8` has an activation scale for every 128 columns in both libraries, "
     "`mxfp4_fp8_token` one a row, which Humming is made for.")
 INDEXED_ONLY = (
-    " This run had Humming's indexed GEMMs alone; its grouped ones, which the script tries, too, "
-    "from 32 rows an expert on, may be faster at 1024 and 4096 tokens.")
+    " The run of commit {} had Humming's indexed GEMMs alone; its grouped ones, which the script "
+    "tries, too, from 32 rows an expert on, may be faster at 1024 and 4096 tokens.")
 BEGIN = "<!-- bench/report_side_by_side.py: headline begin -->"
 END = "<!-- bench/report_side_by_side.py: headline end -->"
 HEADLINE_TOKENS = (1, 16, 64, 256, 1024, 4096)
@@ -122,6 +123,22 @@ def repeated_tables(results: report_moe.MoeResults) -> str:
                    if rows else "")
 
 
+def has_indexed_only(document: dict) -> bool:
+    notes = [case.get("note", "") for layer in document.get("layers", ())
+             for case in layer["cases"] if case["peer"] == "humming"]
+    return bool(notes) and not any("grouped" in note for note in notes)
+
+
+def what_of(document: dict) -> str:
+    """The numbers of tokens and the modes of a document's layers, or that it has grouped GEMMs."""
+    cases = [case for layer in document.get("layers", ()) for case in layer["cases"]]
+    if not cases:
+        return "grouped GEMMs"
+    tokens = ", ".join(map(str, sorted({case["tokens"] for case in cases})))
+    modes = ", ".join(f"`{mode}`" for mode in sorted({case["mode"] for case in cases}))
+    return f"{tokens} tokens; {modes}"
+
+
 def repeated() -> str:
     folder = ROOT / "bench" / "results" / REPEATED
     files = [folder / f"{name}.json" for name in REPEATED_DOCUMENTS]
@@ -129,12 +146,13 @@ def repeated() -> str:
     facts = {name: one[name] for one in documents
              for name in ("torch", "triton", "humming", "deep_gemm") if name in one}
     versions = ", ".join(f"{name} {version}" for name, version in facts.items())
-    commits = ", ".join(sorted({one["commit"] for one in documents}))
     results = report_moe.MoeResults(documents)
-    has_grouped = any("grouped" in case["note"] for case in results.peers.values())
+    indexed_only = [one["commit"] for one in documents if has_indexed_only(one)]
+    limit = INDEXED_ONLY.format(", ".join(indexed_only)) if indexed_only else ""
+    commits = "; ".join(f"{one['commit']} ({what_of(one)})" for one in documents)
     return (f"## On one {documents[0]['machine']['name']}, as anyone can repeat it\n\n"
-            f"{REPEATED_METHOD}{'' if has_grouped else INDEXED_ONLY}\n\nnarrowfloat at commit "
-            f"{commits}; {versions}. Microseconds.\n\n{repeated_tables(results)}")
+            f"{REPEATED_METHOD}{limit} A table shows the last of these commits that has a case.\n\n"
+            f"narrowfloat at commit {commits}; {versions}. Microseconds.\n\n{repeated_tables(results)}")
 
 
 def times_less(found: dict) -> float:
