@@ -34,6 +34,12 @@ __device__ inline void wait_for_phase(uint32_t barrier, uint32_t parity) {
   }
 }
 
+// The same for waits that may be long.
+__device__ inline void wait_asleep_for_phase(uint32_t barrier, uint32_t parity) {
+  while (!try_wait_asleep(barrier, parity)) {
+  }
+}
+
 template <int kStages>
 class Ring {
  public:
@@ -59,6 +65,12 @@ class Ring {
   // All stages start empty.
   __device__ void wait_empty(const Position& at) const {
     wait_for_phase(empty(at), at.parity ^ 1U);
+  }
+  __device__ void wait_full_asleep(const Position& at) const {
+    wait_asleep_for_phase(full(at), at.parity);
+  }
+  __device__ void wait_empty_asleep(const Position& at) const {
+    wait_asleep_for_phase(empty(at), at.parity ^ 1U);
   }
   __device__ void release(const Position& at) const { arrive(empty(at)); }
   // Called by all lanes of a warp after they have read; one of them arrives for the warp.

@@ -198,7 +198,6 @@ __device__ inline void quantize_held_row(const QuantizeActivationsParams& params
   const RowTarget target = params.output.target(row);
   const RowFactors factors =
       token_row_factors<RowFormat::kFp8Token>(row_amax, target, threadIdx.x == 0, params.input_max);
-  trigger_dependent_launch();
 #pragma unroll
   for (uint32_t i = 0; i < kHeldGroups; ++i) {
     const uint32_t col = threadIdx.x * kLaneCols + i * step;

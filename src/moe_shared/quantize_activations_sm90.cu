@@ -36,6 +36,8 @@ template <RowFormat kFormat>
 __global__ void __launch_bounds__(kMostRowThreads)
     quantize_activation_rows_kernel(const __grid_constant__ QuantizeActivationsParams params) {
   __shared__ uint32_t shared_scratch[kMostRowThreads / kWarpSize];
+  // The second GEMM of a layer requests weights before its wait.
+  trigger_dependent_launch_before_wait();
   wait_for_previous_grids();
   if constexpr (kFormat == RowFormat::kFp8Token) {
     if (holds_row(params)) return quantize_held_row(params, blockIdx.x, shared_scratch);

@@ -23,8 +23,8 @@ __device__ inline void trigger_dependent_launch() {
   if constexpr (kHasHopperInstructions) asm volatile("griddepcontrol.launch_dependents;");
 }
 
-// Triggers the next launch before this CTA has waited, for kernels whose successors read no memory
-// early. It pays where no CTA of this grid waits for a slot and the next kernel has work before its
+// Triggers the next launch before this CTA has waited, for kernels whose successors read early
+// only what kernels before the previous trigger after a wait have written (KernelChain). It pays where no CTA of this grid waits for a slot and the next kernel has work before its
 // wait.
 __device__ inline void trigger_dependent_launch_before_wait() {
   if constexpr (kHasHopperInstructions) asm volatile("griddepcontrol.launch_dependents;");

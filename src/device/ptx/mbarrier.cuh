@@ -41,6 +41,20 @@ __device__ inline bool try_wait(uint32_t barrier, uint32_t parity) {
   return done != 0;
 }
 
+// The same, but the thread sleeps until the phase ends, 10 ms at most, instead of taking
+// instruction slots of other warps.
+__device__ inline bool try_wait_asleep(uint32_t barrier, uint32_t parity) {
+  constexpr uint32_t kNanoseconds = 10'000'000;
+  uint32_t done;
+  asm volatile(
+      "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3; selp.b32 %0, 1, 0, "
+      "p;}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity), "r"(kNanoseconds)
+      : "memory");
+  return done != 0;
+}
+
 // cp.async.mbarrier.arrive.noinc: arrives once all earlier cp.async of this thread are complete.
 __device__ inline void arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");

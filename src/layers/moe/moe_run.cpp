@@ -13,6 +13,18 @@ DequantizedRows without_factors(const DequantizedRows& rows) {
   return rows.factors == nullptr ? rows : DequantizedRows{};
 }
 
+// Quantizers of whole rows trigger before their wait, others after it.
+KernelChain::Trigger trigger_of(MoePlanStageKind kind) {
+  switch (kind) {
+    case MoePlanStageKind::kQuantizeInput:
+    case MoePlanStageKind::kQuantizeIntermediate:
+    case MoePlanStageKind::kCombine:
+      return KernelChain::Trigger::kBeforeWait;
+    default:
+      return KernelChain::Trigger::kAfterWait;
+  }
+}
+
 }  // namespace
 
 MoeRun::MoeRun(const PreparedMoe& layer, const MoePlan& plan, const MoeCall& call, Stream stream)
@@ -63,9 +75,7 @@ void MoeRun::run(MoeStage last) {
   for (const MoePlanStage& stage : plan_.stages()) {
     if (stage.first > last) return;
     run_stage(stage.kind);
-    const bool is_combine = stage.kind == MoePlanStageKind::kCombine;
-    chain_.append(stage.writes, is_combine ? KernelChain::Trigger::kBeforeWait
-                                           : KernelChain::Trigger::kAfterWait);
+    chain_.append(stage.writes, trigger_of(stage.kind));
   }
 }
 

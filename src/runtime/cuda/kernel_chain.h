@@ -10,8 +10,8 @@
 //   next kernel            [early reads][wait]----|    starts after that trigger
 //
 // A kernel may therefore read memory early if the kernel that wrote it is two kernels earlier, but
-// not if it is the preceding one. A kernel that triggers before its wait (combine does, as nothing
-// after it in a layer reads early) completes nothing for its successors. The emulator of kernels
+// not if it is the preceding one. A kernel that triggers before its wait (combine, and quantizers of
+// whole rows) completes nothing for its successors. The emulator of kernels
 // fails a CTA that triggers before its wait without saying so, or ends without a wait
 // (device/ptx/grid_dependency.cuh). It runs kernels one after another, so it does not see what a
 // kernel reads before its wait.

@@ -63,10 +63,8 @@ class TileEpilogue {
   using Tile = ThreadTile<Shape>;
   static constexpr float kSumFactor = Shape::Weights::kSumFactor;
   // Whether powers of two of weight rows are factors of columns, instead of a pass over all sums.
-  // Weights that become E4M3 nearly always have them, others nearly never. With tiles of 8 tokens,
-  // of which a thread has four sums, factors took longer.
-  static constexpr bool kScalesColumns =
-      Shape::Weights::kEncoding >= WeightEncoding::kMxfp4Fp8 && Shape::kTokens > 8;
+  // Weights that become E4M3 nearly always have them, others nearly never.
+  static constexpr bool kScalesColumns = Shape::Weights::kEncoding >= WeightEncoding::kMxfp4Fp8;
 
   __device__ const TokenFactor* factors() const { return shared_.factors[tile_.warpgroup]; }
 
@@ -122,9 +120,9 @@ class TileEpilogue {
     return i * kSubtileRows + tile_.thread / 32 * 16 + tile_.thread % 32 / 4 * 2;
   }
   // Columns of weights that are not paired, without a gate.
-  [[nodiscard]] __device__ ThreadColumns shared_thread_columns(int i) const {
+  [[nodiscard]] __device__ ThreadColumns shared_thread_columns(int pass, int i) const {
     const SharedColumns& columns = shared_columns();
-    const Rows rows = rows_of(0, i);
+    const Rows rows = rows_of(pass, i);
     return {rows.low,
             {columns.scales[0], columns.bias(params_, place_of(i), rows.low)},
             {columns.scales[0], columns.bias(params_, place_of(i) + 1, rows.high)}};
@@ -133,8 +131,9 @@ class TileEpilogue {
   __device__ void store_sums(int pass, Sums& sums) {
     if constexpr (Shape::kSharesColumns) {
       if (params_.output_is_bf16 && !params_.image_rows.is_paired && !params_.has_gate) {
-        return store_pairs({shared_thread_columns(0), sum_factors_of(pass, 0)},
-                           {shared_thread_columns(1), sum_factors_of(pass, 1)}, sums);
+        constexpr int kLast = Shape::kBlocks - 1;
+        return store_pairs({shared_thread_columns(pass, 0), sum_factors_of(pass, 0)},
+                           {shared_thread_columns(pass, kLast), sum_factors_of(pass, kLast)}, sums);
       }
     }
     const ThreadColumns low(params_, tile_.output.expert, block_of(pass, 0), tile_.thread);

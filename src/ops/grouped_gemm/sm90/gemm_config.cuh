@@ -72,8 +72,12 @@ struct TileConfig {
 // SM, and of their four consumer warps a scheduler some can run while others wait, which pays where
 // decoding takes most of the instructions and sums have no second set. A remainder has up to 32
 // rows or, where temporary sums lie beside those of 256 weight rows, 16; FP8 weights have a kernel
-// of their own for it, where many experts have one (gemm_wide.cu).
-inline constexpr std::array kTileConfigs{TileConfig{GemmKind::kAny, 8, 1, 1, 2, 104, 32},
+// of their own for it, where many experts have one (gemm_wide.cu). Few tokens with weights that
+// become E4M3 are bound by latency with two CTAs an SM.
+inline constexpr std::array kTileConfigs{TileConfig{GemmKind::kE4m3, 8, 1, 1, 3, 72, 24},
+                                         TileConfig{GemmKind::kE4m3, 16, 1, 1, 3, 72, 24},
+                                         TileConfig{GemmKind::kE4m3Groups, 8, 1, 1, 3, 72, 24},
+                                         TileConfig{GemmKind::kAny, 8, 1, 1, 2, 104, 32},
                                          TileConfig{GemmKind::kAny, 16, 1, 1, 2, 104, 32},
                                          TileConfig{GemmKind::kAny, 32, 1, 1, 2, 104, 32},
                                          TileConfig{GemmKind::kBf16, 64, 2, 1, 1, 224, 56},
@@ -149,7 +153,8 @@ struct GemmShapeOf {
   static_assert(kBoxRows % 8 == 0);
 
   // Factors of columns are requested before the main loop (SharedColumns).
-  static constexpr bool kSharesColumns = kHasPrefillLoop;
+  static constexpr bool kSharesColumns =
+      kHasPrefillLoop || (!kIsSharedOperand && kGroupKTiles == 1 && kTokens <= 32);
 
   // The place of a token's scale of a group in a stage: those of a thread's tokens in 16 of
   // gemm_prefill_sm90.cuh's, 2c, 2c + 1, 2c + 8 and 2c + 9, side by side.
@@ -223,7 +228,10 @@ struct GemmShapeOf {
   static constexpr int kTokenTileBytes = kTokens * kKTileRowBytes;  // A k tile of activations.
   static constexpr int kStageBytes =
       kTileBlocks * kBlockStageBytes + kKTiles * kTokenTileBytes + kGroups * kTokens * 4;
-  static constexpr int kSharedBytes = (kIsSmall ? 112 : 226) * 1024;
+  static constexpr int kSharedBytes = (kConfig.ctas_per_sm == 3   ? 75
+                                       : kConfig.ctas_per_sm == 2 ? 112
+                                                                  : 226) *
+                                      1024;
 
   // An activation takes shared memory (epilogue_activation.cuh): warpgroups swap u and g of a few
   // tokens of each thread, park a first pass, and tell each other maxima.
@@ -231,13 +239,20 @@ struct GemmShapeOf {
   static constexpr int kParkedPairs = kGroupPasses == 2 ? kTokens / 8 : 0;
   static constexpr int kMaxima =
       writes(RowFormat::kMxfp8) || writes(RowFormat::kFp8Group) ? 4 * kBlocks * kTokens : 0;
-  static constexpr int kFixedBytes = (kSwapPairs + kParkedPairs + 1) * 256 * 8 + kMaxima * 4 +
+  static constexpr int kRest = kConfig.ctas_per_sm == 3 ? 512 : 2048;  // Barriers and the like.
+  static constexpr int kFixedBytes = (kSwapPairs + kParkedPairs) * 256 * 8 + kRest + kMaxima * 4 +
                                      2 * kTokens * 8 +
                                      (kIsTokenMajor || kSharesColumns ? 256 * 8 : 0);
   static constexpr int kFittingStages = (kSharedBytes - kFixedBytes) / kStageBytes;
   static constexpr int kStages = kFittingStages > 8 ? 8 : kFittingStages;
   static_assert(kStages >= 3 && kKTiles % (kHasGroups ? kGroupKTiles : 1) == 0);
 };
+
+// Few tokens with weights that become E4M3: so little work hides what a warp waits for that the
+// producer sleeps while the ring is full, and consumers read shared memory as early as they can.
+template <class Shape>
+inline constexpr bool kIsSmallE4m3 =
+    Shape::kTokens <= 32 && !Shape::kIsSharedOperand && Shape::kGroupKTiles == 1;
 
 template <class Shape>
 using GemmParamsOf = std::conditional_t<(Shape::kBoxRows > 0), BoxedGemmParams, GemmParams>;

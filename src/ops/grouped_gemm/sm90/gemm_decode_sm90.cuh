@@ -144,14 +144,39 @@ class RegisterLoop {
     const Loaded early = load_early(step);
     issue<kColumns>(step, step.slot % kGroupKTiles > 0, now, group_sums);
     if (!ends_tile(step)) prepare_next(step, early, next);
-    wgmma_wait();
-    if (ends_group) promote<kColumns>(step, group_sums, sums);
+    const float* scales = scales_of(step);
+    if constexpr (kIsSmallE4m3<Shape>) {
+      float2 own[kColumns / 8];
+#pragma unroll
+      for (int i = 0; i < kColumns / 8; ++i)
+        own[i] = reinterpret_cast<const float2*>(scales)[4 * i];
+      wgmma_wait();
+      promote<kColumns>(step, group_sums, sums,
+                        [&](int j) { return j % 2 == 0 ? own[j / 4].x : own[j / 4].y; });
+    } else {
+      wgmma_wait();
+      if (!ends_group) return;
+      promote<kColumns>(step, group_sums, sums,
+                        [&](int j) { return scales[2 * (j / 4 * 4) + j % 2]; });
+    }
+  }
+
+  // From one k tile's rows to the next only the address in the descriptor changes, in its lower
+  // word, which an addition of 64 bits would take more instructions for.
+  [[nodiscard]] __device__ uint64_t rows_descriptor(int slot) const {
+    if constexpr (kIsSmallE4m3<Shape>) {
+      const auto k_tile = static_cast<uint32_t>(at_.stage * Shape::kKTiles + slot);
+      return first_rows_ & ~uint64_t{UINT32_MAX} |
+             static_cast<uint32_t>(first_rows_) + k_tile * (Shape::kTokenTileBytes / 16);
+    } else {
+      return swizzled_descriptor(shared_address(shared_.rows[at_.stage][slot]));
+    }
   }
 
   template <int kColumns, int kCount>
   __device__ void issue(const Step& step, bool accumulate, StepFragments& now,
                         StepSums<kCount>& sums) {
-    const uint64_t rows = swizzled_descriptor(shared_address(shared_.rows[at_.stage][step.slot]));
+    const uint64_t rows = rows_descriptor(step.slot);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kStepBlocks; ++i) {
@@ -176,6 +201,14 @@ class RegisterLoop {
     if (!ends_stage(step)) return decode(kLoadsEarly ? early : load_next(step), next);
     Position following = at_;
     following.advance();
+    if constexpr (kIsSmallE4m3<Shape>) {
+      ring_.wait_full_asleep(following);
+      // The fence is for the rows that the next instructions read; words are on their way
+      // meanwhile.
+      const Loaded loaded = load(following, 0, 0);
+      fence_async_proxy();
+      return decode(loaded, next);
+    }
     ring_.wait_full(following);
     fence_async_proxy();
     decode(load(following, 0, 0), next);
@@ -185,18 +218,19 @@ class RegisterLoop {
     return load(at_, step.slot + 1, 0);
   }
 
-  template <int kColumns>
-  __device__ void promote(const Step& step, const StepSums<kColumns / 2>& group_sums,
-                          Sums& sums) const {
-    const float* scales =
-        shared_.group_scales[at_.stage][step.slot / Shape::kGroupKTiles] + 2 * (thread_ % 4);
+  // Those of the thread's first two tokens in the step's group.
+  [[nodiscard]] __device__ const float* scales_of(const Step& step) const {
+    return shared_.group_scales[at_.stage][step.slot / Shape::kGroupKTiles] + 2 * (thread_ % 4);
+  }
+  template <int kColumns, class ScaleOf>
+  __device__ void promote(const Step& step, const StepSums<kColumns / 2>& group_sums, Sums& sums,
+                          ScaleOf&& scale_of) const {
 #pragma unroll
     for (int i = 0; i < kStepBlocks; ++i) {
       float* promoted = sums[step.index * kStepBlocks + i];
 #pragma unroll
       for (int j = 0; j < kColumns / 2; ++j) {
-        const float scale = scales[2 * (j / 4 * 4) + j % 2];
-        promoted[j] = __fmaf_rn(scale, group_sums[i][j], promoted[j]);
+        promoted[j] = __fmaf_rn(scale_of(j), group_sums[i][j], promoted[j]);
       }
     }
   }
@@ -212,6 +246,7 @@ class RegisterLoop {
   int warpgroup_;
   int thread_;
   Position at_;
+  uint64_t first_rows_ = swizzled_descriptor(shared_address(shared_.rows[0][0]));
 };
 
 }  // namespace narrowfloat

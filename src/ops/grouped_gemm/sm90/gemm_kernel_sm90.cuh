@@ -88,7 +88,6 @@ class Consumer {
         load_column_factors(params_, tile, tile.block + 2 * warpgroup_, thread_,
                             shared_.columns[warpgroup_]);
       }
-      if constexpr (Shape::kSharesColumns) request_columns(tile);
       if constexpr (!Shape::kIsTokenMajor) {
         run_tile(tile, passes);
       } else if (Shape::kMulticast > 1 && tile.num_rows <= 0) {
@@ -101,12 +100,13 @@ class Consumer {
     }
   }
 
-  __device__ void request_columns(const OutputTile& tile) const {
-    static_assert(!Shape::kSharesColumns || (Shape::kBlocks == 2 && Shape::kGroupPasses == 1));
+  __device__ void request_columns(const OutputTile& tile, int pass) const {
     const int consumer = consumer_thread();
-    shared_.shared_columns[consumer / kWarpgroup].request(
-        params_, tile.expert, tile.block + consumer / kWarpgroup * Shape::kBlocks,
-        consumer % kWarpgroup);
+    const int thread = consumer % kWarpgroup;
+    if (thread >= Shape::kBlocks * kSubtileRows) return;
+    const int block = pass * Shape::kTileBlocks + consumer / kWarpgroup * Shape::kBlocks;
+    shared_.shared_columns[consumer / kWarpgroup].request(params_, tile.expert, tile.block + block,
+                                                          thread);
   }
 
   // Reads the tile again after the main loop, which needs the registers that it would be kept in.
@@ -115,7 +115,7 @@ class Consumer {
     const int consumer = consumer_thread();
     load_factors<Shape::kTokens>(params_, tiles.tile(), consumer % kWarpgroup,
                                  shared_.factors[consumer / kWarpgroup]);
-    if constexpr (Shape::kSharesColumns) request_columns(tiles.tile());
+    if constexpr (Shape::kSharesColumns) request_columns(tiles.tile(), 0);
     float sums[Shape::kBlocks][Shape::kSums];
     multiply(tiles.uniform_tile(), sums);
     TileEpilogue<Shape> epilogue(params_, shared_, tiles.uniform_tile());
@@ -127,6 +127,7 @@ class Consumer {
     TileEpilogue<Shape> epilogue(params_, shared_, tile);
 #pragma unroll 1
     for (int pass = 0; pass < passes; ++pass) {
+      if constexpr (Shape::kSharesColumns) request_columns(tile, pass);
       float sums[Shape::kBlocks][Shape::kSums];
       multiply(tile, sums);
       epilogue.finish(pass, passes, sums);

@@ -115,7 +115,7 @@ class Producer {
       const int first_block = tile.block + pass * kTileBlocks;
       if constexpr (Shape::kIsTokenMajor) find_weight_scale(tile, first_block);
       for (int k_tile = 0; k_tile < params_.k_tiles; k_tile += Shape::kKTiles) {
-        ring_.wait_empty(at_);
+        wait_empty();
         if (!is_requested || k_tile >= kRingKTiles) {
           if constexpr (kSpreadsWeights) {
             copy_own_weights(tile, k_tile);
@@ -125,6 +125,14 @@ class Producer {
         }
         copy_stage<kHasRowBoxes>(tile, k_tile);
       }
+    }
+  }
+
+  __device__ void wait_empty() const {
+    if constexpr (kIsSmallE4m3<Shape>) {
+      ring_.wait_empty_asleep(at_);
+    } else {
+      ring_.wait_empty(at_);
     }
   }
 

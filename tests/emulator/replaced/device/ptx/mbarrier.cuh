@@ -17,6 +17,7 @@ inline bool try_wait(uint32_t barrier, uint32_t parity) {
   emulator::wait_for_phase(barrier, parity);
   return true;
 }
+inline bool try_wait_asleep(uint32_t barrier, uint32_t parity) { return try_wait(barrier, parity); }
 inline void arrive_after_copies(uint32_t barrier) { emulator::arrive_after_copies(barrier); }
 inline void fence_async_proxy() {}
 inline void sync_threads(int id, int threads) { emulator::sync_named(id, threads); }
