@@ -24,8 +24,8 @@ __device__ inline void trigger_dependent_launch() {
 }
 
 // Triggers the next launch before this CTA has waited, for kernels whose successors read early
-// only what kernels before the previous trigger after a wait have written (KernelChain). It pays where no CTA of this grid waits for a slot and the next kernel has work before its
-// wait.
+// only what runtime/cuda/kernel_chain.h lets them. It pays where no CTA of this grid waits for a
+// slot and the next kernel has work before its wait.
 __device__ inline void trigger_dependent_launch_before_wait() {
   if constexpr (kHasHopperInstructions) asm volatile("griddepcontrol.launch_dependents;");
 }

@@ -10,9 +10,9 @@
 //   next kernel            [early reads][wait]----|    starts after that trigger
 //
 // A kernel may therefore read memory early if the kernel that wrote it is two kernels earlier, but
-// not if it is the preceding one. A kernel that triggers before its wait (combine, and quantizers of
-// whole rows) completes nothing for its successors. The emulator of kernels
-// fails a CTA that triggers before its wait without saying so, or ends without a wait
+// not if it is the preceding one. A kernel that triggers before its wait, as combine does and
+// quantizers of whole rows do, completes nothing for its successors. The emulator of kernels fails
+// a CTA that triggers before its wait without saying so, or ends without a wait
 // (device/ptx/grid_dependency.cuh). It runs kernels one after another, so it does not see what a
 // kernel reads before its wait.
 #pragma once
