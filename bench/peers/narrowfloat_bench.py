@@ -1,5 +1,5 @@
 """narrowfloat's own times for the tables of peers, by `narrowfloat-bench` in the same run: on the
-same expert ids, for as long as harness.py times peers."""
+same expert ids, after the same rest and for as long as harness.py times peers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ import subprocess
 from pathlib import Path
 
 import harness
-
-# Layers of many tokens heat the GPU: the largest comes first, while it is cold, and layers that
-# wait for memory lie between it and the next.
-def order(tokens: list[int]) -> list[int]:
-    return [max(tokens), *(count for count in tokens if count != max(tokens))]
 
 
 def document(program: Path, device: str, seconds: float, *arguments) -> dict:
@@ -36,15 +31,15 @@ def merged(burst: list[dict], sustained: list[dict], us) -> list[dict]:
 
 def layers(program: Path, shape: str, mode: str, tokens: list[int], ids: Path,
            device: str) -> list[dict]:
-    counts = order(tokens)
     burst, sustained = (
         document(program, device, seconds, "moe", "bench", "--shape", shape, "--mode", mode,
-                 "--tokens", ",".join(map(str, counts)), "--routing", ids)["cases"]
+                 "--tokens", ",".join(map(str, tokens)), "--routing", ids,
+                 "--rest", harness.REST_SECONDS)["cases"]
         for seconds in (harness.BURST_SECONDS, harness.SUSTAINED_SECONDS))
     cases = merged(burst, sustained, lambda case: case["median_seconds"] * 1e6)
-    for case, count in zip(cases, counts, strict=True):
+    for case, count in zip(cases, tokens, strict=True):
         case["tokens"] = count
-    return sorted(cases, key=lambda case: case["tokens"])
+    return cases
 
 
 def gemm(program: Path, n: int, k: int, groups: int, rows: int, device: str) -> dict:

@@ -4,8 +4,10 @@
 // quantization of its input is timed with it; so is the router. A result outside of its tolerance
 // is exit code 1.
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
@@ -112,7 +114,7 @@ TimedCase time_case(const MoeBenchArguments& arguments, const BenchInputs& input
 }
 
 // Returns one result for each number of tokens. All cases are timed before the first check, so that
-// a GPU does not cool down between them.
+// a GPU cools down between them for as long as it is told to.
 std::vector<MoeBenchResult> measure_cases(const MoeBenchArguments& arguments,
                                           const BenchLayer& layer, const MoeTuning& tuning,
                                           Machine& machine) {
@@ -126,6 +128,7 @@ std::vector<MoeBenchResult> measure_cases(const MoeBenchArguments& arguments,
   std::vector<TimedCase> cases;
   cases.reserve(tokens.size());
   for (const int64_t count : tokens) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(arguments.rest_seconds));
     cases.push_back(time_case(arguments, inputs, count, machine, runner));
   }
   std::vector<MoeBenchResult> results;
@@ -236,6 +239,10 @@ void add_moe_bench(const Commands& commands) {
   add_checked_device(command, arguments.device);
   add_threads(command, arguments.num_threads);
   add_min_time(command, arguments.min_seconds);
+  command.add_option("--rest", arguments.rest_seconds, "Rest before each case")
+      ->option_text("S")
+      ->check(CLI::Range(0.0, 3600.0))
+      ->check(nan_problem);
   add_output(command, arguments.output, CsvSupport::kYes);
 }
 

@@ -136,6 +136,7 @@ void print_document(const MoeBenchArguments& arguments, const MoeBenchReport& re
   document["rank"] = arguments.layer.shard.rank;
   document["ranks"] = arguments.layer.shard.num_ranks;
   document["min_seconds"] = arguments.min_seconds;
+  document["rest_seconds"] = arguments.rest_seconds;
   document["fast_sums"] = arguments.fast_sums;
   document["notes"] = report.notes;
   document["cases"] = Json::array();

@@ -26,6 +26,7 @@ struct MoeBenchArguments {
   bool has_stages = false;
   int num_threads = 0;
   double min_seconds = 0.5;
+  double rest_seconds = 0;  // Before each case.
   std::string commit;
 };
 
