@@ -31,8 +31,8 @@ function(narrowfloat_unity_groups target)
 endfunction()
 
 # With sanitizers a unit takes twice as long to compile with -O1 as with -O0, and only arithmetic
-# takes time when it runs. CMake compiles sources with options of
-# their own alone, so the options belong to the units that it makes.
+# takes time when it runs. CMake compiles sources with options of their own alone, so the options
+# belong to the units that it makes.
 function(narrowfloat_optimise_only_arithmetic target groups)
   foreach(group IN LISTS groups)
     if(NOT group MATCHES "^(formats|ops|tensor)")

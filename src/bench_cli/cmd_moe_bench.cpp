@@ -114,7 +114,7 @@ TimedCase time_case(const MoeBenchArguments& arguments, const BenchInputs& input
 }
 
 // Returns one result for each number of tokens. All cases are timed before the first check, so that
-// a GPU cools down between them for as long as it is told to.
+// a GPU rests between them for as long as --rest says.
 std::vector<MoeBenchResult> measure_cases(const MoeBenchArguments& arguments,
                                           const BenchLayer& layer, const MoeTuning& tuning,
                                           Machine& machine) {

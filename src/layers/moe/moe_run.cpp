@@ -13,7 +13,8 @@ DequantizedRows without_factors(const DequantizedRows& rows) {
   return rows.factors == nullptr ? rows : DequantizedRows{};
 }
 
-// Quantizers of whole rows trigger before their wait, others after it.
+// Quantizers of whole rows trigger before their wait. Those of groups do so after it, but what they
+// would complete nobody reads early.
 KernelChain::Trigger trigger_of(MoePlanStageKind kind) {
   switch (kind) {
     case MoePlanStageKind::kQuantizeInput:

@@ -86,16 +86,16 @@ class ColumnFactors {
   float gate_scale_;
 };
 
-// Factors of the columns of a warpgroup's two n sub-tiles, in its order of weight rows. They arrive
-// while it multiplies: an epilogue that loads them waits for memory, since no other tile has read
-// them. The warpgroup requests them before its main loop and calls wait_for_async_copies() and a
-// barrier before it reads them.
+// Factors of the columns of a warpgroup's one or two n sub-tiles, in its order of weight rows. They
+// arrive while it multiplies: an epilogue that loads them waits for memory, since no other tile has
+// read them. The warpgroup requests them before its main loop and calls wait_for_async_copies() and
+// a barrier before it reads them.
 struct SharedColumns {
   float powers[2 * kSubtileRows];     // They undo the shifts of weight rows by prepare().
   uint32_t biases[2 * kSubtileRows];  // fp32, or the word that has the bf16 of an even and odd row.
   float scales[2];                    // The first is for plain or up columns, the other for gates.
 
-  // Called by the warpgroup, of which `thread` is one.
+  // Called by threads of the warpgroup, one for each row of its n sub-tiles.
   __device__ void request(const GemmParams& params, int expert, int first_block, int thread) {
     if (thread < 2) {
       const bool is_gate = thread == 1 && params.has_gate;

@@ -15,14 +15,14 @@
 
 namespace narrowfloat {
 
-// Thread 0 requests weights, every thread gathers 16-byte
-// chunks of activation rows.
+// Thread 0, or one thread of each warp, requests weights; every thread gathers 16-byte chunks of
+// activation rows.
 //
-// tiles_are_complete: the list of tiles was complete before the previous kernel passed its own
-// wait_for_previous_grids(), as for the second GEMM of a layer, which the first one separates from
-// the permutation. No CTA of this kernel starts before all of that one's have triggered its launch
-// or have ended, which they do after their wait (a rule: MoeRun::multiply_second). So the tiles can
-// be read at once, and weights, which nobody writes, fill the ring while rows are still being made.
+// tiles_are_complete: the list of tiles is complete before any CTA of this kernel starts
+// (runtime/cuda/kernel_chain.h), as for the second GEMM of a layer. The first one, which triggers
+// launches after its own wait, lies between the permutation and it, whether or not a quantizer of
+// rows triggers earlier. So the tiles can be read at once, and weights, which nobody writes, fill
+// the ring while rows are still being made.
 template <class Shape>
 class Producer {
  public:

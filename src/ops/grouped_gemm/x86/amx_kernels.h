@@ -12,8 +12,9 @@
 //
 // A tile sums the even and the odd elements of its lines apart. So the columns of a run stand in
 // tiles in the order 1, 17, 0, 16, 3, 19, 2, 18, ..., 14, 30, which is called tile order.
-// below 2^-126 count as zero, but not in the last line. A row of a tile does not depend on the
-// others, and few rows have these operations in vector registers (TileOrderKernels), so that
+//
+// Magnitudes below 2^-126 count as zero, but not in the last line. A row of a tile does not depend
+// on the others, and few rows have these operations in vector registers (TileOrderKernels), so that
 // neither the number of rows nor of strips in a call changes a result.
 #pragma once
 
