@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -171,6 +172,17 @@ def test_bench_in_every_mode_is_correct():
         assert case["error_to_fp64"]["row"] <= worst
         assert case["error_to_fp64"]["rel"] <= (worst if case["tokens"] == 1 else rel)
     assert document["notes"] == []
+
+
+def test_bench_rests_before_each_case():
+    arguments = [*BENCH, "--shape", "64,64,4,2", "--mode", "mxfp4_bf16", "--tokens", "1,2",
+                 "--rest"]
+    begin = time.monotonic()
+    assert run_json(*arguments, "0.4")["rest_seconds"] == 0.4
+    assert time.monotonic() - begin >= 0.8
+    for wrong in ("nan", "-1"):
+        result = run(*arguments, wrong)
+        assert result.returncode == USAGE and "--rest" in result.stderr
 
 
 def test_bench_leaves_out_modes_that_cannot_have_the_shape():

@@ -11,8 +11,9 @@ namespace narrowfloat::cli {
 
 class HostWorkers {
  public:
-  // `count` threads, the caller's included.
-  explicit HostWorkers(int count) {
+  // `count` threads, the caller's included. It calls the other constructor, so that the destructor
+  // ends the threads that wait already where the next cannot start.
+  explicit HostWorkers(int count) : HostWorkers() {
     for (int i = 1; i < count; ++i) threads_.emplace_back([this, i] { work(i); });
   }
   ~HostWorkers() {
@@ -34,6 +35,8 @@ class HostWorkers {
   }
 
  private:
+  HostWorkers() = default;
+
   void start_round() {
     round_.fetch_add(1);
     round_.notify_all();
