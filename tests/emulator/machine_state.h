@@ -56,9 +56,9 @@ struct Multiplication {
   int group;
 };
 
-// Where a fiber, or the scheduler, goes on. swapcontext() makes a system call each time, for the
-// signal mask, which nobody here changes; so jumps switch between fibers, and only the first turn
-// of one starts with the context that has its stack.
+// A switch point is the place at which a fiber, or the scheduler, goes on. swapcontext() makes a
+// system call each time, for the signal mask, which nobody here changes; so jumps switch between
+// fibers, and only the first turn of one starts with the context that has its stack.
 struct SwitchPoint {
   ucontext_t first{};  // The scheduler has none.
   jmp_buf next;

@@ -20,8 +20,7 @@
 namespace narrowfloat {
 namespace {
 
-using Epilogue = StripEpilogue<float>;
-using Lanes = Epilogue::Lanes;
+using Lanes = StripEpilogue<float>::Lanes;
 
 constexpr int64_t kLeastBlock = 16;
 // Values of a task's rows that are copied for matrix tiles: 128 KiB.
@@ -170,7 +169,7 @@ class Bf16Gemm {
     } else {
       kernels_.multiply_few_rows(task);
     }
-    store(block, first_strip, strips, sums.data());
+    store_strips(shape_, call_, block, first_strip, strips, sums.data());
   }
 
   void run_rows(const RowBlock& block, int64_t first_strip, int64_t strips) const {
@@ -198,7 +197,7 @@ class Bf16Gemm {
       }
       kernels_.multiply(chunk, rows.data(), block.count);
     }
-    store(block, first_strip, strips, sums.data());
+    store_strips(shape_, call_, block, first_strip, strips, sums.data());
   }
 
   // Packs as many columns of the rows as there is room for: all of them where there are few rows,
@@ -230,7 +229,7 @@ class Bf16Gemm {
       }
     }
     tiles_->tiles.release();
-    store(block, first_strip, strips, sums.data());
+    store_strips(shape_, call_, block, first_strip, strips, sums.data());
   }
 
   void pack_rows(const RowBlock& block, int64_t rows, int64_t begin, int64_t end,
@@ -314,17 +313,6 @@ class Bf16Gemm {
         const float value = values[static_cast<size_t>(k * kStripRows + row)];
         out.weights[static_cast<size_t>((k / 2 * kStripRows + row) * 2 + k % 2)] =
             exact_bf16(value);
-      }
-    }
-  }
-
-  template <size_t kStrips>
-  void store(const RowBlock& block, int64_t first_strip, int64_t strips,
-             const std::array<Lanes, kStrips>* sums) const {
-    for (int64_t strip = 0; strip < strips; ++strip) {
-      const Epilogue epilogue(shape_, call_, block.expert, first_strip + strip);
-      for (int64_t i = 0; i < block.count; ++i) {
-        epilogue.store(block.rows[static_cast<size_t>(i)], sums[i][static_cast<size_t>(strip)]);
       }
     }
   }

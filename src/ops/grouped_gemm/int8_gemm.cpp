@@ -16,8 +16,7 @@
 namespace narrowfloat {
 namespace {
 
-using Epilogue = StripEpilogue<float>;
-using Lanes = Epilogue::Lanes;
+using Lanes = StripEpilogue<float>::Lanes;
 
 // Fewer rows of an expert are multiplied by vectors faster than by tiles, whose sums take a way
 // through memory.
@@ -126,7 +125,7 @@ class Int8Gemm {
     }
     const Int8Strips strips = strips_of(block, pair);
     kernels_.multiply(strips, rows.data(), block.count);
-    store(block, pair * kPairStrips, strips.count, sums.data());
+    store_strips(shape_, call_, block, pair * kPairStrips, strips.count, sums.data());
   }
 
   // The rows' codes and half scales for the tiles, as many columns as there is room for.
@@ -176,7 +175,7 @@ class Int8Gemm {
       }
     }
     tiles_->release();
-    store(block, first_pair * kPairStrips, strips, sums.data());
+    store_strips(shape_, call_, block, first_pair * kPairStrips, strips, sums.data());
   }
 
   // Rows that are not there are zeros.
@@ -198,17 +197,6 @@ class Int8Gemm {
         }
         codes += rows * kInt8BlockCols;
         half_scale += rows;
-      }
-    }
-  }
-
-  template <size_t kStrips>
-  void store(const RowBlock& block, int64_t first_strip, int64_t strips,
-             const std::array<Lanes, kStrips>* sums) const {
-    for (int64_t strip = 0; strip < strips; ++strip) {
-      const Epilogue epilogue(shape_, call_, block.expert, first_strip + strip);
-      for (int64_t i = 0; i < block.count; ++i) {
-        epilogue.store(block.rows[static_cast<size_t>(i)], sums[i][static_cast<size_t>(strip)]);
       }
     }
   }

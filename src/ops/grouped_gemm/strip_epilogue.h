@@ -6,6 +6,7 @@
 
 #include "formats/float16.h"
 #include "ops/grouped_gemm/gemm_output.h"
+#include "ops/grouped_gemm/row_blocks.h"
 #include "ops/grouped_gemm/strip_weights.h"
 
 namespace narrowfloat {
@@ -61,5 +62,18 @@ class StripEpilogue {
   Lanes scales_;
   Lanes bias_;
 };
+
+// Stores the sums of a block's rows with `strips` strips from first_strip on: sums[i][strip].
+template <size_t kStrips>
+void store_strips(const GemmShape& shape, const GemmCall& call, const RowBlock& block,
+                  int64_t first_strip, int64_t strips,
+                  const std::array<StripEpilogue<float>::Lanes, kStrips>* sums) {
+  for (int64_t strip = 0; strip < strips; ++strip) {
+    const StripEpilogue<float> epilogue(shape, call, block.expert, first_strip + strip);
+    for (int64_t i = 0; i < block.count; ++i) {
+      epilogue.store(block.rows[static_cast<size_t>(i)], sums[i][static_cast<size_t>(strip)]);
+    }
+  }
+}
 
 }  // namespace narrowfloat

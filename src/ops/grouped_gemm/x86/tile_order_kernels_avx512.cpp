@@ -171,7 +171,7 @@ struct ScaledRun {
   }
 };
 
-// For codes.
+// Codes are operands of the dot products as they are; a scale is applied to their sum.
 struct CodesRun {
   using Values = __m512i;
   static Values values(__m512i pair) { return pair; }
