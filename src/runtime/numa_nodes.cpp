@@ -55,6 +55,12 @@ NodePart::NodePart(int64_t count, int64_t unit, int node, int nodes) {
   end = std::min(units * (node + 1) / nodes * unit, count);
 }
 
+NodePart NodePart::of(int64_t index, int64_t count, int64_t unit, int nodes) {
+  // The first node whose end, rounded down to units, is beyond the unit of `index`.
+  const int64_t node = ceil_div((index / unit + 1) * nodes, ceil_div(count, unit)) - 1;
+  return {count, unit, static_cast<int>(node), nodes};
+}
+
 struct NumaNodes::Node {
   explicit Node(int id) : arena(arena_of(id)) {}
   tbb::task_arena arena;

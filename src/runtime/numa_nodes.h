@@ -19,6 +19,8 @@ struct NodePart {
   int64_t end;
 
   NodePart(int64_t count, int64_t unit, int node, int nodes);
+  // The part that has `index`.
+  static NodePart of(int64_t index, int64_t count, int64_t unit, int nodes);
 };
 
 class NumaNodes {

@@ -112,7 +112,7 @@ class Int8Gemm {
   [[nodiscard]] Int8Strips strips_of(const RowBlock& block, int64_t pair) const {
     const int64_t first = pair * kPairStrips;
     return {.layout = layout_,
-            .count = StripPair(shape_, first).count(),
+            .count = StripPair(shape_, block.expert, first).count(),
             .codes = weights_.codes(block.expert, first, 0),
             .scales = weights_.scales(block.expert, first, 0)};
   }

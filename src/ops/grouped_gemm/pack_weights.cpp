@@ -75,14 +75,12 @@ uint8_t code_at(const uint8_t* row, int64_t k) {
   return static_cast<uint8_t>((row[k / 2] >> (k % 2 * 4)) & 0xF);
 }
 
-// Interleaves 4-bit codes by four columns; `rows` are those of strip `strip`, `out` is the place of
-// its expert.
-void interleave_pair(const GemmShape& shape, const uint8_t* rows, int64_t strip, uint8_t* out) {
-  const StripPair pair(shape, strip);
-  for (int64_t k = 0; k < shape.cols; k += kPairStepCols) {
+// Interleaves 4-bit codes by four columns.
+void interleave_pair(const StripPair& pair, const uint8_t* rows, int64_t cols, uint8_t* out) {
+  for (int64_t k = 0; k < cols; k += kPairStepCols) {
     uint8_t* step = out + pair.codes(k);
     for (int64_t row = 0; row < kStripRows; ++row) {
-      const uint8_t* codes = rows + row * shape.cols / 2;
+      const uint8_t* codes = rows + row * cols / 2;
       for (int64_t i = k; i < k + 4; ++i) {
         *step++ = static_cast<uint8_t>(code_at(codes, i) | code_at(codes, i + 4) << 4);
       }
@@ -90,34 +88,43 @@ void interleave_pair(const GemmShape& shape, const uint8_t* rows, int64_t strip,
   }
 }
 
-void copy_codes(const GemmShape& shape, const uint8_t* values, int64_t strip, uint8_t* packed) {
+// A strip of a source, and where it goes.
+struct PackedStrip {
+  const GemmShape& shape;
+  const WeightSource& source;
+  int64_t source_strip;  // Strips are counted over the source's experts here,
+  int64_t expert;
+  int64_t strip;  // and over those of this expert here.
+
+  [[nodiscard]] int64_t place() const { return strip_places(shape).of(expert, strip); }
+};
+
+void copy_codes(const PackedStrip& of, uint8_t* codes) {
+  const GemmShape& shape = of.shape;
   const int64_t stride = shape.cols * code_bits(shape.weights.dtype) / 8;
-  const uint8_t* rows = values + strip * kStripRows * stride;
-  uint8_t* out = packed + strip * kStripRows * stride;
+  const uint8_t* rows = of.source.values + of.source_strip * kStripRows * stride;
+  if (shape.mode.has_int8_rows) {
+    return interleave_pair(StripPair(shape, of.expert, of.strip), rows, shape.cols, codes);
+  }
+  uint8_t* out = codes + of.place() * kStripRows * stride;
   if (shape.weights.dtype == DType::kBF16)
     return interleave<uint16_t>(rows, stride, shape.cols, out);
   if (shape.weights.dtype == DType::kF8E4M3)
     return interleave<uint8_t>(rows, stride, shape.cols, out);
-  if (shape.mode.has_int8_rows) {
-    const int64_t strips = shape.rows / kStripRows;
-    uint8_t* expert = packed + strip / strips * shape.expert_code_bytes();
-    return interleave_pair(shape, rows, strip % strips, expert);
-  }
   interleave_packed(rows, stride, shape.cols, out);
 }
 
-// Copies the byte scales of the 16 rows of a source's strip; `out` is the place of its first strip.
-void copy_scales(const GemmShape& shape, const ScaleView& scales, int64_t strip, uint8_t* out) {
-  const int64_t strips = shape.rows / kStripRows;
-  const int64_t blocks = shape.weight_scales.blocks;
-  const StripPair pair(shape, strip % strips);
-  out += strip / strips * shape.weight_scales.size_bytes();
+// Copies the byte scales of the 16 rows of a strip.
+void copy_scales(const PackedStrip& of, uint8_t* scales) {
+  const int64_t strips = of.shape.rows / kStripRows;
+  const int64_t blocks = of.shape.weight_scales.blocks;
+  const StripPair pair(of.shape, of.expert, of.strip);
   for (int64_t block = 0; block < blocks; ++block) {
-    const int64_t place = shape.mode.has_int8_rows ? pair.scales(block)
-                                                   : (strip % strips * blocks + block) * kStripRows;
+    const int64_t place = of.shape.mode.has_int8_rows ? pair.scales(block)
+                                                      : (of.place() * blocks + block) * kStripRows;
     for (int64_t row = 0; row < kStripRows; ++row) {
-      out[place + row] =
-          *scale_address(scales, strip / strips, strip % strips * kStripRows + row, block);
+      scales[place + row] = *scale_address(of.source.scales, of.source_strip / strips,
+                                           of.strip * kStripRows + row, block);
     }
   }
 }
@@ -130,19 +137,19 @@ bool is_zero_block(const GemmShape& shape, const WeightSource& source, int64_t r
 }
 
 // The magnitudes of the products of E2M1 codes, 1/2 to 6, and the scales of a strip.
-MagnitudeRange range_of_scaled_codes(const GemmShape& shape, const WeightSource& source,
-                                     int64_t strip, const uint8_t* packed_scales) {
+MagnitudeRange range_of_scaled_codes(const PackedStrip& of, const uint8_t* packed_scales) {
+  const GemmShape& shape = of.shape;
   constexpr int kSmallScale = UE8M0::kBias - 60;
   const bool is_ue8m0 = shape.weight_scales.type == ScaleType::kUE8M0;
   const int64_t blocks = shape.weight_scales.blocks;
-  const uint8_t* scales = packed_scales + strip * blocks * kStripRows;
+  const uint8_t* scales = packed_scales + of.place() * blocks * kStripRows;
   int least = std::numeric_limits<int>::max();
   int most = std::numeric_limits<int>::min();
   for (int64_t i = 0; i < blocks * kStripRows; ++i) {
     const int code = is_ue8m0 ? scales[i] : static_cast<int>(scales[i] & E4M3::kMagnitudeMask);
     if (is_ue8m0 ? code > UE8M0::kMaxCode : code == 0 || code == E4M3::kNanCode) continue;
-    const int64_t row = strip * kStripRows + i % kStripRows;
-    if (is_ue8m0 && code < kSmallScale && is_zero_block(shape, source, row, i / kStripRows)) {
+    const int64_t row = of.source_strip * kStripRows + i % kStripRows;
+    if (is_ue8m0 && code < kSmallScale && is_zero_block(shape, of.source, row, i / kStripRows)) {
       continue;
     }
     least = std::min(least, code);
@@ -172,36 +179,37 @@ MagnitudeRange range_of_bf16(const uint16_t* values, int64_t count) {
   return {.least = least < 0x80 ? -133 : least_exponent, .most = (most >> 7) - 127};
 }
 
-// The magnitudes of a source's strip as they are multiplied; `packed_scales` are those of the
-// source.
-MagnitudeRange range_of_strip(const GemmShape& shape, const WeightSource& source, int64_t strip,
-                              const uint8_t* packed_scales) {
+// The magnitudes of a strip as they are multiplied.
+MagnitudeRange range_of_strip(const PackedStrip& of, const uint8_t* packed_scales) {
+  const GemmShape& shape = of.shape;
   if (shape.weights.dtype == DType::kBF16) {
     const int64_t elems = kStripRows * shape.cols;
-    return range_of_bf16(reinterpret_cast<const uint16_t*>(source.values) + strip * elems, elems);
+    const auto* values = reinterpret_cast<const uint16_t*>(of.source.values);
+    return range_of_bf16(values + of.source_strip * elems, elems);
   }
   if (shape.weights.dtype == DType::kF8E4M3) return {.least = -9, .most = 8};
   if (shape.mode.weight_scale != ScaleUse::kDecode) return {.least = -1, .most = 2};
-  return range_of_scaled_codes(shape, source, strip, packed_scales);
+  return range_of_scaled_codes(of, packed_scales);
 }
 
-// The place of the codes and scales of the experts from `first` on in the packed weights.
-struct PackedPlace {
+// Experts of a source, from `first` on, and the packed weights of all experts.
+struct PackedPiece {
+  const WeightSource& source;
+  int64_t first;
   uint8_t* codes;
   uint8_t* scales;
-
-  PackedPlace(const GemmShape& shape, uint8_t* packed, int64_t first)
-      : codes(packed + first * shape.expert_code_bytes()),
-        scales(packed + shape.code_bytes() + first * shape.weight_scales.size_bytes()) {}
 };
 
-// Calls fill(place, source) for all sources.
-PackedWeightData pack_weights(
-    const GemmShape& shape, const WeightPieces& pieces,
-    FunctionRef<void(const PackedPlace& place, const WeightSource& source)> fill) {
+// Calls fill(piece) for all sources.
+PackedWeightData pack_weights(const GemmShape& shape, const WeightPieces& pieces,
+                              FunctionRef<void(const PackedPiece& piece)> fill) {
   const auto packed = allocate_packed(shape.packed_bytes(), shape.mode.has_int8_rows);
   for (int64_t first = 0; first < shape.experts; first += pieces.experts) {
-    fill(PackedPlace(shape, packed.get(), first), pieces.from(first));
+    const WeightSource source = pieces.from(first);
+    fill({.source = source,
+          .first = first,
+          .codes = packed.get(),
+          .scales = packed.get() + shape.code_bytes()});
   }
   return {.bytes = packed, .size_bytes = shape.packed_bytes()};
 }
@@ -211,14 +219,15 @@ PackedWeightData pack_weights(
 PackedWeightData pack_linear_weights(const GroupedGemmProblem& problem, const WeightPieces& pieces,
                                      Stream /*stream*/) {
   const GemmShape shape(problem);
-  return pack_weights(shape, pieces, [&](const PackedPlace& place, const WeightSource& source) {
-    std::memcpy(place.codes, source.values,
+  return pack_weights(shape, pieces, [&](const PackedPiece& piece) {
+    std::memcpy(piece.codes + piece.first * shape.expert_code_bytes(), piece.source.values,
                 static_cast<size_t>(pieces.experts * shape.expert_code_bytes()));
-    uint8_t* out = place.scales;
     const ScaleGrid& grid = shape.weight_scales;
+    uint8_t* out = piece.scales + piece.first * grid.size_bytes();
     for (int64_t row = 0; row < pieces.experts * grid.rows; ++row) {
       for (int64_t block = 0; block < grid.blocks; ++block, out += bytes(grid.type)) {
-        std::memcpy(out, scale_address(source.scales, row / grid.rows, row % grid.rows, block),
+        std::memcpy(out,
+                    scale_address(piece.source.scales, row / grid.rows, row % grid.rows, block),
                     static_cast<size_t>(bytes(grid.type)));
       }
     }
@@ -232,26 +241,29 @@ PackedWeightData pack_weight_strips(const GroupedGemmProblem& problem, const Wei
   const bool has_byte_scales = grid.is_present() && grid.block_rows == 1;
   std::mutex mutex;
   MagnitudeRange range;
-  PackedWeightData packed =
-      pack_weights(shape, pieces, [&](const PackedPlace& place, const WeightSource& source) {
-        const int64_t strips = shape.rows / kStripRows;
-        for_each_strip(pieces.experts, strips, 1, [&](int64_t expert, int64_t first, int64_t most) {
-          MagnitudeRange of_task;
-          for (int64_t i = first; i < first + most; ++i) {
-            const int64_t strip = expert * strips + i;
-            copy_codes(shape, source.values, strip, place.codes);
-            if (has_byte_scales) copy_scales(shape, source.scales, strip, place.scales);
-            of_task.add(range_of_strip(shape, source, strip, place.scales));
-          }
-          const std::lock_guard lock(mutex);
-          range.add(of_task);
-          return most;
-        });
-        if (grid.is_present() && !has_byte_scales) {
-          std::memcpy(place.scales, source.scales.data,
-                      static_cast<size_t>(pieces.experts * grid.size_bytes()));
-        }
-      });
+  PackedWeightData packed = pack_weights(shape, pieces, [&](const PackedPiece& piece) {
+    const int64_t strips = shape.rows / kStripRows;
+    for_each_strip(pieces.experts, strips, 1, [&](int64_t expert, int64_t first, int64_t most) {
+      MagnitudeRange of_task;
+      for (int64_t i = first; i < first + most; ++i) {
+        const PackedStrip strip{.shape = shape,
+                                .source = piece.source,
+                                .source_strip = expert * strips + i,
+                                .expert = piece.first + expert,
+                                .strip = i};
+        copy_codes(strip, piece.codes);
+        if (has_byte_scales) copy_scales(strip, piece.scales);
+        of_task.add(range_of_strip(strip, piece.scales));
+      }
+      const std::lock_guard lock(mutex);
+      range.add(of_task);
+      return most;
+    });
+    if (grid.is_present() && !has_byte_scales) {
+      std::memcpy(piece.scales + piece.first * grid.size_bytes(), piece.source.scales.data,
+                  static_cast<size_t>(pieces.experts * grid.size_bytes()));
+    }
+  });
   // Rounded weights have factors of their own.
   if (!shape.mode.rounds_weights) packed.encoding = range.encoded();
   return packed;

@@ -9,8 +9,28 @@
 
 namespace narrowfloat {
 
-// Strips that stay together: pages of memory belong to one node then, but for those at the ends.
+// Strips that stay together on a node.
 inline constexpr int64_t kNodeStrips = 16;
+
+// The order of strips in memory: those of a node lie together for all experts, since pages, of
+// which large ones hold dozens of strips, would otherwise be shared at every expert's border.
+//
+//   [nodes][experts][strips of the node]; with one node [experts][strips]
+class StripPlaces {
+ public:
+  StripPlaces(int64_t experts, int64_t strips) : experts_(experts), strips_(strips) {}
+
+  [[nodiscard]] int64_t of(int64_t expert, int64_t strip) const {
+    const int nodes = NumaNodes::all().count();
+    if (nodes == 1) return expert * strips_ + strip;
+    const NodePart part = NodePart::of(strip, strips_, kNodeStrips, nodes);
+    return experts_ * part.begin + expert * (part.end - part.begin) + strip - part.begin;
+  }
+
+ private:
+  int64_t experts_;
+  int64_t strips_;
+};
 
 // Calls run(block, strip, most) on all cores until every strip of every block had its turn: it
 // takes the strip and up to `most` - 1 that follow, and returns their number. node_strips: as

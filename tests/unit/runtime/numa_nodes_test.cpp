@@ -33,6 +33,17 @@ TEST(NodePart, PartsFollowEachOtherInWholeUnits) {
   }
 }
 
+TEST(NodePart, IsFoundByEachOfItsMembers) {
+  for (const int64_t count : {1, 16, 17, 180, 1000}) {
+    for (const int nodes : {1, 2, 3, 8}) {
+      for (int64_t i = 0; i < count; ++i) {
+        const NodePart part = NodePart::of(i, count, 16, nodes);
+        ASSERT_TRUE(part.begin <= i && i < part.end) << i << " of " << count << " by " << nodes;
+      }
+    }
+  }
+}
+
 // A loop over pairs is split where the loop over their members is.
 TEST(NodePart, PairsHaveTheirMembersPart) {
   for (const int64_t count : {1, 16, 33, 180, 361}) {
