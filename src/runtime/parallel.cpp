@@ -59,7 +59,8 @@ void parallel_for(int64_t count, int64_t grain, FunctionRef<void(int64_t, int64_
     const FloatEnvironmentGuard guard;
     body(range.begin(), range.end());
   };
-  if (count <= grain) {
+  // One thread has no use for tasks, which cost it a microsecond.
+  if (count <= grain || num_threads() == 1) {
     if (count > 0) work(Range(0, count));
     return;
   }

@@ -8,6 +8,7 @@ namespace {
 
 struct Avx2 {
   static constexpr int kLanes = 8;
+  static constexpr bool kHasTables = false;
   using Floats = __m256;
   using Ints = __m256i;
   using Mask = __m256i;

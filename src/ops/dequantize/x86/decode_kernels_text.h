@@ -5,6 +5,9 @@
 //   Floats, Ints, Mask      vectors of fp32, of 32-bit integers, of decisions
 //   decode_e2m1(packed)     kLanes values
 //   load_bytes, store_*     kLanes bytes as integers; kLanes elements of an output type
+//   kHasTables              whether it has store_by_tables<kBlock, kType>(codes, blocks, factors,
+//                           out), faster, for kLanes blocks or fewer: false, with arbitrary
+//                           results, where it does not cover a factor or a code
 //   stream_line(to, from)   64 bytes to an aligned address
 // and elementary operations.
 #pragma once
@@ -57,17 +60,22 @@ void store(typename Level::Floats values, uint8_t* out, int64_t elem) {
   }
 }
 
+constexpr bool is_e2m1(DecodedBlock block) {
+  return block == DecodedBlock::kE2M1Of16 || block == DecodedBlock::kE2M1Of32;
+}
+constexpr int64_t cols(DecodedBlock block) {
+  if (block == DecodedBlock::kE2M1Of16) return 16;
+  return block == DecodedBlock::kE4M3Of128 ? 128 : 32;
+}
+constexpr int64_t value_bytes(DecodedType type) { return type == DecodedType::kF32 ? 4 : 2; }
+
 template <class Level, DecodedBlock kBlock, DecodedType kType, bool kMayBeNan>
-void block_values_of(const uint8_t* codes, int64_t blocks, const float* factors, void* values) {
-  constexpr bool kIsE2m1 = kBlock == DecodedBlock::kE2M1Of16 || kBlock == DecodedBlock::kE2M1Of32;
-  constexpr int64_t kCols = kBlock == DecodedBlock::kE2M1Of16    ? 16
-                            : kBlock == DecodedBlock::kE4M3Of128 ? 128
-                                                                 : 32;
-  auto* out = static_cast<uint8_t*>(values);
+void block_values_of(const uint8_t* codes, int64_t blocks, const float* factors, uint8_t* out) {
+  constexpr int64_t kCols = cols(kBlock);
   for (int64_t block = 0; block < blocks; ++block) {
     const auto factor = Level::broadcast(factors + block);
     for (int64_t elem = block * kCols; elem < (block + 1) * kCols; elem += Level::kLanes) {
-      if constexpr (kIsE2m1) {
+      if constexpr (is_e2m1(kBlock)) {
         store<Level, kType, kMayBeNan>(Level::mul(Level::decode_e2m1(codes + elem / 2), factor),
                                        out, elem);
       } else {
@@ -78,20 +86,40 @@ void block_values_of(const uint8_t* codes, int64_t blocks, const float* factors,
   }
 }
 
+// The values of blocks with any factors.
 template <class Level, DecodedBlock kBlock, DecodedType kType>
-void block_values(const uint8_t* codes, int64_t blocks, const float* factors, void* values) {
+void any_values(const uint8_t* codes, int64_t blocks, const float* factors, uint8_t* out) {
   // E2M1 has no NaN: a value is NaN only with a factor that is, or that is infinite.
-  if constexpr (kBlock == DecodedBlock::kE2M1Of16 || kBlock == DecodedBlock::kE2M1Of32) {
+  if constexpr (is_e2m1(kBlock)) {
     constexpr uint32_t kInfinity = 0x7F800000;
     uint32_t num_others = 0;
     for (int64_t i = 0; i < blocks; ++i) {
       num_others += (__builtin_bit_cast(uint32_t, factors[i]) & kInfinity) == kInfinity ? 1U : 0U;
     }
     if (num_others == 0) {
-      return block_values_of<Level, kBlock, kType, false>(codes, blocks, factors, values);
+      return block_values_of<Level, kBlock, kType, false>(codes, blocks, factors, out);
     }
   }
-  block_values_of<Level, kBlock, kType, true>(codes, blocks, factors, values);
+  block_values_of<Level, kBlock, kType, true>(codes, blocks, factors, out);
+}
+
+template <class Level, DecodedBlock kBlock, DecodedType kType>
+void block_values(const uint8_t* codes, int64_t blocks, const float* factors, void* values) {
+  auto* out = static_cast<uint8_t*>(values);
+  if constexpr (Level::kHasTables) {
+    constexpr int64_t kBlockCodes = is_e2m1(kBlock) ? cols(kBlock) / 2 : cols(kBlock);
+    for (int64_t block = 0; block < blocks; block += Level::kLanes) {
+      const int64_t left = blocks - block;
+      const int64_t count = left < Level::kLanes ? left : Level::kLanes;
+      const uint8_t* first = codes + block * kBlockCodes;
+      uint8_t* to = out + block * cols(kBlock) * value_bytes(kType);
+      if (!Level::template store_by_tables<kBlock, kType>(first, count, factors + block, to)) {
+        any_values<Level, kBlock, kType>(first, count, factors + block, to);
+      }
+    }
+  } else {
+    any_values<Level, kBlock, kType>(codes, blocks, factors, out);
+  }
 }
 
 template <class Level, DecodedBlock kBlock>

@@ -29,32 +29,48 @@ class DecodeKernelsTest : public ::testing::TestWithParam<VectorLevel> {
   }
 };
 
-// Every code with a factor, as the kernel and as the formulas store it.
+// Codes with factors, as the kernel and as the formulas store them: each block's factor is another
+// one. Leaves `blocks_left_out` blocks at the end as they are.
 template <BlockFormat Format>
-void expect_values(const DecodeKernels& kernels, DecodedBlock block, float factor) {
+void expect_values_of(const DecodeKernels& kernels, DecodedBlock block, float factor,
+                      const std::vector<uint8_t>& codes, int64_t blocks_left_out) {
   using Element = typename Format::Element;
   constexpr int64_t kCols = Format::kBlockCols;
-  constexpr int64_t kElems = 256 * 8 / Element::kBits;
-  std::vector<uint8_t> codes(256);
-  std::iota(codes.begin(), codes.end(), uint8_t{0});
-  const std::vector<float> factors(static_cast<size_t>(kElems / kCols), factor);
+  const int64_t blocks =
+      static_cast<int64_t>(codes.size()) * 8 / Element::kBits / kCols - blocks_left_out;
+  const int64_t elems = blocks * kCols;
+  std::vector<float> factors(kMaxDecodedBlocks, factor);
+  for (size_t i = 0; i < factors.size(); ++i) factors[i] *= 1.0F + static_cast<float>(i % 8) / 8;
   std::vector<float> products;
-  for (int64_t i = 0; i < kElems; ++i) {
+  for (int64_t i = 0; i < elems; ++i) {
     const auto byte = static_cast<size_t>(i * Element::kBits / 8);
     const auto code = static_cast<uint8_t>(Element::kBits == 8 ? codes[byte]
                                            : i % 2 == 0        ? codes[byte] & 0xFU
                                                                : codes[byte] >> 4);
-    products.push_back(mul_rn(Element::decode(code), factor));
+    products.push_back(mul_rn(Element::decode(code), factors[static_cast<size_t>(i / kCols)]));
   }
   for (size_t type = 0; type < kTypes.size(); ++type) {
-    std::vector<uint8_t> expected(static_cast<size_t>(kElems * element_bytes(kTypes[type])));
+    std::vector<uint8_t> expected(static_cast<size_t>(elems * element_bytes(kTypes[type])));
     std::vector<uint8_t> values(expected.size() + 1, 0xEE);
-    narrow(kTypes[type], products.data(), kElems, expected.data());
+    narrow(kTypes[type], products.data(), elems, expected.data());
     expected.push_back(0xEE);
-    kernels.values[static_cast<int>(block)][type](codes.data(), kElems / kCols, factors.data(),
+    kernels.values[static_cast<int>(block)][type](codes.data(), blocks, factors.data(),
                                                   values.data());
     ASSERT_EQ(values, expected) << Format::kName << " " << name(kTypes[type]) << " " << factor;
   }
+}
+
+// Every code, in blocks with NaN and without it.
+template <BlockFormat Format>
+void expect_values(const DecodeKernels& kernels, DecodedBlock block, float factor) {
+  std::vector<uint8_t> codes(256);
+  std::iota(codes.begin(), codes.end(), uint8_t{0});
+  expect_values_of<Format>(kernels, block, factor, codes, 0);
+  if constexpr (Format::Element::kBits == 8) {
+    codes[0x7F] = 0x7E;
+    codes[0xFF] = 0xFE;
+  }
+  expect_values_of<Format>(kernels, block, factor, codes, 1);
 }
 
 TEST_P(DecodeKernelsTest, GiveTheFormulasValuesForEveryScaleAndCode) {
