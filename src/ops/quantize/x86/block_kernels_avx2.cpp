@@ -9,6 +9,9 @@ namespace {
 struct Avx2 {
   static constexpr int kLanes = 8;
   static constexpr bool kHasShiftedE2m1 = false;
+  static constexpr bool kSplitsWords = false;
+  template <int kBlock>
+  static constexpr int kWordVectors = 8;
   using Floats = __m256;
   using Ints = __m256i;
   using Mask = __m256i;
@@ -30,6 +33,14 @@ struct Avx2 {
   static Ints load_pairs(const void* x, int64_t elem) {
     return _mm256_loadu_si256(
         reinterpret_cast<const __m256i*>(static_cast<const uint16_t*>(x) + elem));
+  }
+  template <KernelInput kInput>
+  static Floats widen(Ints words) {
+    if constexpr (kInput == KernelInput::kF16) {
+      return _mm256_cvtph_ps(_mm256_castsi256_si128(words));
+    } else {
+      return floats(shift_left<16>(_mm256_cvtepu16_epi32(_mm256_castsi256_si128(words))));
+    }
   }
   static Floats widen_f16(Ints x) {
     const Ints halves = shift_right<16>(x);
@@ -121,7 +132,11 @@ struct Avx2 {
     return _mm256_blendv_ps(no, yes, floats(mask));
   }
 
+  static Ints max_words(Ints a, Ints b) { return _mm256_max_epu16(a, b); }
+
   // These take the lower or the higher elements of each two 128-bit lanes, in turn.
+  static Ints low_16(Ints a, Ints b) { return _mm256_unpacklo_epi16(a, b); }
+  static Ints high_16(Ints a, Ints b) { return _mm256_unpackhi_epi16(a, b); }
   static Ints low_32(Ints a, Ints b) { return _mm256_unpacklo_epi32(a, b); }
   static Ints high_32(Ints a, Ints b) { return _mm256_unpackhi_epi32(a, b); }
   static Ints low_64(Ints a, Ints b) { return _mm256_unpacklo_epi64(a, b); }
@@ -137,6 +152,12 @@ struct Avx2 {
     } else {
       return combine(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
     }
+  }
+
+  template <int kBlock, typename Vectors>
+  static Ints word_maxima(const Vectors& vector) {
+    const Ints lanes = block_kernels::lane_maxima<Avx2, 8>(vector, 0);
+    return max_words(lanes, _mm256_permute2x128_si256(lanes, lanes, 0x01));
   }
 
   // merge() adds the lanes 0 and 2, then 1 and 3, of 128 bits, then these. The sum of run 2v + l

@@ -1,4 +1,4 @@
-// The kernels with AVX-512 F, BW, VL, DQ and VBMI.
+// The kernels with AVX-512 F, BW, VL, DQ, VBMI and VNNI.
 #include <immintrin.h>
 
 #include "ops/quantize/x86/kernel_table_text.h"
@@ -30,13 +30,34 @@ alignas(64) constexpr uint8_t kE2m1WordOrder[64] = {
     0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60,
     1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61,
 };
-// Byte v of each 32-bit lane belongs to vector v.
-alignas(64) constexpr uint8_t kE4m3Order[64] = {
-    0, 4, 8,  12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60,  //
-    1, 5, 9,  13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61,  //
-    2, 6, 10, 14, 18, 22, 26, 30, 34, 38, 42, 46, 50, 54, 58, 62,  //
-    3, 7, 11, 15, 19, 23, 27, 31, 35, 39, 43, 47, 51, 55, 59, 63,
+// Numbers of a vector in memory, one for each index.
+template <typename Number>
+struct alignas(64) Constants {
+  Number numbers[64 / sizeof(Number)];
 };
+template <typename Number, typename Rule>
+consteval Constants<Number> made_by(Rule rule) {
+  Constants<Number> vector{};
+  int index = 0;
+  for (Number& number : vector.numbers) number = static_cast<Number>(rule(index++));
+  return vector;
+}
+
+// Where store_e4m3() has the code of a vector's lane: 128 bits have words of four lanes of vectors
+// 0 and 1, in the lower bytes, and of vectors 2 and 3, in the upper ones.
+constexpr int e4m3_byte(int vector, int lane) {
+  return lane / 4 * 16 + vector % 2 * 8 + lane % 4 * 2 + vector / 2;
+}
+constexpr auto kE4m3Order =
+    made_by<uint8_t>([](int elem) { return e4m3_byte(elem / 16, elem % 16); });
+constexpr auto kSplitE4m3Order =
+    made_by<uint8_t>([](int elem) { return e4m3_byte(elem / 32 * 2 + elem % 2, elem % 32 / 2); });
+
+// Where word_maxima() has the word of a block: in the first or the third 128 bits.
+constexpr auto kOrderOfPairs =
+    made_by<uint16_t>([](int block) { return block % 2 * 16 + block / 2 % 8; });
+constexpr auto kOrderOfHalves =
+    made_by<uint16_t>([](int block) { return block / 8 % 2 * 16 + block % 8; });
 
 // Operations of vpternlogd: third ? second : first, and first | (second & third).
 constexpr int kSelectSecond = 0xD8;
@@ -45,6 +66,9 @@ constexpr int kOrMasked = 0xF8;
 struct Avx512 {
   static constexpr int kLanes = 16;
   static constexpr bool kHasShiftedE2m1 = true;
+  static constexpr bool kSplitsWords = true;
+  template <int kBlock>
+  static constexpr int kWordVectors = kBlock == 16 ? 8 : 16;
   using Floats = __m512;
   using Ints = __m512i;
   using Mask = __mmask16;
@@ -65,6 +89,15 @@ struct Avx512 {
   }
   static Ints load_pairs(const void* x, int64_t elem) {
     return _mm512_loadu_si512(static_cast<const uint16_t*>(x) + elem);
+  }
+  template <KernelInput kInput>
+  static Floats widen(Ints words) {
+    const __m256i half = _mm512_castsi512_si256(words);
+    if constexpr (kInput == KernelInput::kF16) {
+      return _mm512_cvtph_ps(half);
+    } else {
+      return floats(shift_left<16>(_mm512_cvtepu16_epi32(half)));
+    }
   }
   static Floats widen_f16(Ints x) {
     return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(shift_right<16>(x)));
@@ -87,6 +120,9 @@ struct Avx512 {
   }
   static void finish_stream() { _mm_sfence(); }
   static Floats broadcast(const float* x) { return _mm512_set1_ps(*x); }
+  static Floats broadcast_two(const float* x) {
+    return _mm512_mask_broadcastss_ps(broadcast(x), 0xFF00, _mm_load_ss(x + 1));
+  }
   static Floats floats(float x) { return _mm512_set1_ps(x); }
   static Floats floats(Ints bits) { return _mm512_castsi512_ps(bits); }
   static Ints bits(Floats x) { return _mm512_castps_si512(x); }
@@ -146,7 +182,11 @@ struct Avx512 {
     return _mm512_mask_blend_ps(mask, no, yes);
   }
 
+  static Ints max_words(Ints a, Ints b) { return _mm512_max_epu16(a, b); }
+
   // These take the lower or the higher elements of each two 128-bit lanes, in turn.
+  static Ints low_16(Ints a, Ints b) { return _mm512_unpacklo_epi16(a, b); }
+  static Ints high_16(Ints a, Ints b) { return _mm512_unpackhi_epi16(a, b); }
   static Ints low_32(Ints a, Ints b) { return _mm512_unpacklo_epi32(a, b); }
   static Ints high_32(Ints a, Ints b) { return _mm512_unpackhi_epi32(a, b); }
   static Ints low_64(Ints a, Ints b) { return _mm512_unpacklo_epi64(a, b); }
@@ -164,6 +204,20 @@ struct Avx512 {
     } else {
       return combine(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xDD));
     }
+  }
+
+  // Each two of the four 128-bit lanes have words of the same blocks.
+  template <int kBlock, typename Vectors>
+  static Ints word_maxima(const Vectors& vector) {
+    Ints lanes = block_kernels::lane_maxima<Avx512, 8>(vector, 0);
+    if constexpr (kBlock > 16) {
+      const Ints others = block_kernels::lane_maxima<Avx512, 8>(vector, 8);
+      lanes = max_words(_mm512_shuffle_i32x4(lanes, others, 0x88),
+                        _mm512_shuffle_i32x4(lanes, others, 0xDD));
+    }
+    lanes = max_words(lanes, _mm512_shuffle_i32x4(lanes, lanes, 0xB1));
+    const auto& order = kBlock > 16 ? kOrderOfHalves : kOrderOfPairs;
+    return _mm512_permutexvar_epi16(_mm512_load_si512(&order), lanes);
   }
 
   // merge() adds the lanes 0 and 2, then 1 and 3, of 128 bits, then these in the same order. The
@@ -248,6 +302,11 @@ struct Avx512 {
     store_e2m1_halves({upper_halves(bits(x[0]), bits(x[1])), upper_halves(bits(x[2]), bits(x[3]))},
                       {eighth, eighth}, out);
   }
+  static void store_split_e2m1(const Floats (&x)[4], uint8_t* out) {
+    const Ints eighth = _mm512_set1_epi16(124 << 7);
+    store_e2m1_words({upper_halves(bits(x[0]), bits(x[1])), upper_halves(bits(x[2]), bits(x[3]))},
+                     {eighth, eighth}, out);
+  }
 
   // A product with a power of two is exact: the exponents are subtracted instead. Returns false,
   // without a result, where a multiplier is no power of two of the middle range.
@@ -294,41 +353,34 @@ struct Avx512 {
     return true;
   }
 
-  // The magnitude's code plus 104 in the lowest byte (round_to_e4m3 has the idea); other bytes are
-  // arbitrary.
-  static Ints e4m3_magnitude(Floats x) {
-    // The smaller magnitude, with the sign cleared.
-    const Floats clamped = _mm512_range_ps(x, floats(448.0F), 0xA);
-    const Ints power = max(bit_and(bits(clamped), 0x7F800000), ints(0x3C800000));
-    const Ints sum = bits(_mm512_fmadd_ps(floats(power), floats(0x1p20F), clamped));
-    return add(sum, shift_right<20>(sum));
+  // 16 times the magnitude's code, less 2^15 where the sign is set (round_to_e4m3 has the idea).
+  static Ints e4m3_number(Floats x) {
+    // The smaller magnitude and the larger one, with the first operand's sign.
+    const Floats clamped = _mm512_range_ps(x, floats(448.0F), 0x2);
+    const Floats power = _mm512_range_ps(
+        floats(bit_and(bits(clamped), static_cast<int32_t>(0xFF800000))), floats(0x1p-6F), 0x3);
+    const Ints sum = bits(_mm512_fmadd_ps(power, floats(0x1p20F), clamped));
+    // The upper word has the sign and the exponent field, 141 for the smallest power of two; the
+    // lower one has what the sum keeps of the number.
+    return _mm512_dpwssd_epi32(ints(-141 * 128), sum, ints(0x00010010));
   }
 
-  // Byte v of each 32-bit lane is the lowest byte of v's.
-  static Ints lowest_bytes(Ints a, Ints b, Ints c, Ints d) {
-    const Ints low = _mm512_ternarylogic_epi32(shift_left<8>(b), a, ints(0xFF), kSelectSecond);
-    const Ints high = _mm512_ternarylogic_epi32(shift_left<24>(d), shift_left<16>(c),
-                                                ints(0xFFFFFF), kSelectSecond);
-    return _mm512_ternarylogic_epi32(high, low, ints(0xFFFF), kSelectSecond);
-  }
-  // Byte v of each 32-bit lane is the highest byte of v's.
-  static Ints highest_bytes(Ints a, Ints b, Ints c, Ints d) {
-    const Ints low = _mm512_ternarylogic_epi32(shift_right<16>(b), shift_right<24>(a), ints(0xFF),
-                                               kSelectSecond);
-    const Ints high =
-        _mm512_ternarylogic_epi32(d, shift_right<8>(c), ints(0xFFFFFF), kSelectSecond);
-    return _mm512_ternarylogic_epi32(high, low, ints(0xFFFF), kSelectSecond);
-  }
-
-  static void store_e4m3(const Floats (&x)[4], uint8_t* out) {
-    const Ints magnitudes =
-        _mm512_sub_epi8(lowest_bytes(e4m3_magnitude(x[0]), e4m3_magnitude(x[1]),
-                                     e4m3_magnitude(x[2]), e4m3_magnitude(x[3])),
-                        _mm512_set1_epi8(104));
-    const Ints signs = highest_bytes(bits(x[0]), bits(x[1]), bits(x[2]), bits(x[3]));
+  template <typename Order>
+  static void store_e4m3_as(const Floats (&x)[4], const Order& order, uint8_t* out) {
+    const Ints upper_bytes = _mm512_set1_epi16(static_cast<int16_t>(0xFF00));
+    const Ints low = _mm512_packs_epi32(e4m3_number(x[0]), e4m3_number(x[1]));
+    const Ints high = _mm512_packs_epi32(e4m3_number(x[2]), e4m3_number(x[3]));
+    const Ints magnitudes = _mm512_ternarylogic_epi32(
+        _mm512_srli_epi16(low, 4), _mm512_slli_epi16(high, 4), upper_bytes, kSelectSecond);
+    const Ints signs =
+        _mm512_ternarylogic_epi32(_mm512_srli_epi16(low, 8), high, upper_bytes, kSelectSecond);
     const Ints codes = _mm512_ternarylogic_epi32(
         magnitudes, signs, _mm512_set1_epi8(static_cast<char>(0x80)), kOrMasked);
-    _mm512_storeu_si512(out, _mm512_permutexvar_epi8(_mm512_load_si512(kE4m3Order), codes));
+    _mm512_storeu_si512(out, _mm512_permutexvar_epi8(_mm512_load_si512(&order), codes));
+  }
+  static void store_e4m3(const Floats (&x)[4], uint8_t* out) { store_e4m3_as(x, kE4m3Order, out); }
+  static void store_split_e4m3(const Floats (&x)[4], uint8_t* out) {
+    store_e4m3_as(x, kSplitE4m3Order, out);
   }
 };
 

@@ -6,9 +6,15 @@
 //   load<KernelInput>(x, i)   kLanes elements from element i on, as fp32
 //   load_pairs(x, i)          2 kLanes elements of 16 bits from element i on
 //   widen_f16(x)              fp32 numbers whose fp16 bits are in the upper halves of the lanes
+//   widen<KernelInput>(words)  kLanes elements, given as the lower words of a vector, as fp32
 //   merge<kCount>(a, b, combine)  a step of merged()
+//   kWordVectors<kBlock>      how many vectors, of blocks or of two each, word_maxima() takes
+//   word_maxima<kBlock>(vector)  the largest words of kLanes blocks, as the lower ones of a vector
 //   transpose(rows)           of the matrix of kLanes vectors
 //   store_e2m1, store_e4m3    the codes of four vectors of numbers
+//   kSplitsWords              whether it also has them as store_split_*: of the even elements of 2
+//                             kLanes, of the odd ones, and so on; with broadcast_two(numbers), for
+//                             the lower and the upper half of a vector
 //   kHasShiftedE2m1           whether there is a faster way for multipliers that are powers of two
 //   stream_line, finish_stream  of tensor/x86/stream_text.h
 //   gather(table, index)      elements of 32 bits
@@ -34,30 +40,17 @@ inline constexpr int64_t kPrefetchElems = 2048;
 
 constexpr int64_t element_bytes(KernelInput input) { return input == KernelInput::kF32 ? 4 : 2; }
 
-// Blocks of 16-bit elements that fill a vector: the magnitudes of two elements meet in the upper
-// half of their lane.
-template <class Level, KernelInput kInput, int kBlock>
-constexpr bool has_pairs() {
-  return kInput != KernelInput::kF32 && kBlock % (2 * Level::kLanes) == 0;
-}
-
-// The largest magnitudes of a block in each lane.
-template <class Level, KernelInput kInput, int kBlock>
+// The largest magnitudes of a block of fp32 in each lane.
+template <class Level, int kBlock>
 typename Level::Ints block_magnitudes(const void* x, int64_t first) {
-  constexpr bool kHasPairs = has_pairs<Level, kInput, kBlock>();
   const auto load = [&](int64_t elem) {
-    if constexpr (kHasPairs) {
-      constexpr int32_t kUpper = 0x7FFF0000;
-      const auto pairs = Level::load_pairs(x, elem);
-      return Level::max(Level::bit_and(pairs, kUpper),
-                        Level::bit_and(Level::template shift_left<16>(pairs), kUpper));
-    } else {
-      return Level::bit_and(Level::bits(Level::template load<kInput>(x, elem)), kMagnitude);
-    }
+    return Level::bit_and(Level::bits(Level::template load<KernelInput::kF32>(x, elem)),
+                          kMagnitude);
   };
-  constexpr int kStep = Level::kLanes * (kHasPairs ? 2 : 1);
   typename Level::Ints largest = load(first);
-  for (int i = kStep; i < kBlock; i += kStep) largest = Level::max(largest, load(first + i));
+  for (int i = Level::kLanes; i < kBlock; i += Level::kLanes) {
+    largest = Level::max(largest, load(first + i));
+  }
   return largest;
 }
 
@@ -87,26 +80,89 @@ void transpose_in_lanes(typename Level::Ints* rows) {
   rows[3] = Level::high_64(high_01, high_23);
 }
 
-template <class Level, KernelInput kInput, int kBlock>
-bool block_maxima(const void* x, int64_t blocks, float* maxima) {
-  constexpr int kGroup = Level::kLanes;
-  const auto magnitudes = [&](int64_t block) {
-    return block_magnitudes<Level, kInput, kBlock>(x, block * kBlock);
-  };
-  const auto magnitudes_or_zero = [&](int64_t block) {
-    return block < blocks ? block_magnitudes<Level, kInput, kBlock>(x, block * kBlock)
-                          : Level::ints(0);
+// The maxima of kLanes blocks from block `block` on; those from `blocks` on are 0.
+template <class Level, int kBlock>
+typename Level::Ints maxima_of_f32(const void* x, int64_t block, int64_t blocks) {
+  const auto magnitudes = [&](int64_t i) { return block_magnitudes<Level, kBlock>(x, i * kBlock); };
+  const auto magnitudes_or_zero = [&](int64_t i) {
+    return i < blocks ? magnitudes(i) : Level::ints(0);
   };
   const auto larger = [](typename Level::Ints a, typename Level::Ints b) {
     return Level::max(a, b);
   };
+  return block + Level::kLanes <= blocks
+             ? merged<Level, Level::kLanes>(magnitudes, block, larger)
+             : merged<Level, Level::kLanes>(magnitudes_or_zero, block, larger);
+}
+
+// Word j of each 128 bits: the largest of those in vector(first + j), for kCount = 8 vectors. Words
+// meet in their own 128 bits.
+template <class Level, int kCount, typename Vectors>
+typename Level::Ints lane_maxima(const Vectors& vector, int64_t first) {
+  if constexpr (kCount == 1) {
+    return vector(first);
+  } else {
+    const auto a = lane_maxima<Level, kCount / 2>(vector, first);
+    const auto b = lane_maxima<Level, kCount / 2>(vector, first + kCount / 2);
+    if constexpr (kCount == 2) {
+      return Level::max_words(Level::low_16(a, b), Level::high_16(a, b));
+    } else if constexpr (kCount == 4) {
+      return Level::max_words(Level::low_32(a, b), Level::high_32(a, b));
+    } else {
+      return Level::max_words(Level::low_64(a, b), Level::high_64(a, b));
+    }
+  }
+}
+
+// 2 kLanes words from `elem` on; those from `elems` on are 0.
+template <class Level>
+typename Level::Ints load_pairs_or_zero(const void* x, int64_t elem, int64_t elems) {
+  constexpr int64_t kPair = 2 * Level::kLanes;
+  if (elem + kPair <= elems) return Level::load_pairs(x, elem);
+  uint16_t padded[kPair] = {};
+  if (elem < elems) {
+    std::memcpy(padded, static_cast<const uint16_t*>(x) + elem,
+                static_cast<size_t>(elems - elem) * sizeof(uint16_t));
+  }
+  return Level::load_pairs(padded, 0);
+}
+
+// As maxima_of_f32(), for elements of 16 bits: their magnitudes are compared as words.
+template <class Level, KernelInput kInput, int kBlock>
+typename Level::Ints maxima_of_words(const void* x, int64_t block, int64_t blocks) {
+  constexpr int64_t kPair = 2 * Level::kLanes;
+  constexpr int64_t kElems = Level::kLanes * kBlock / Level::template kWordVectors<kBlock>;
+  const auto magnitudes = [&](int64_t i) {
+    const int64_t first = block * kBlock + i * kElems;
+    auto largest = Level::bit_and(Level::load_pairs(x, first), 0x7FFF7FFF);
+    for (int64_t elem = kPair; elem < kElems; elem += kPair) {
+      largest =
+          Level::max_words(largest, Level::bit_and(Level::load_pairs(x, first + elem), 0x7FFF7FFF));
+    }
+    return largest;
+  };
+  const auto magnitudes_or_zero = [&](int64_t i) {
+    const int64_t first = block * kBlock + i * kElems;
+    if (first + kElems <= blocks * kBlock) return magnitudes(i);
+    if (first >= blocks * kBlock) return Level::ints(0);
+    // One block of two.
+    return Level::bit_and(load_pairs_or_zero<Level>(x, first, blocks * kBlock), 0x7FFF7FFF);
+  };
+  const auto words = block + Level::kLanes <= blocks
+                         ? Level::template word_maxima<kBlock>(magnitudes)
+                         : Level::template word_maxima<kBlock>(magnitudes_or_zero);
+  return Level::bits(Level::template widen<kInput>(words));
+}
+
+template <class Level, KernelInput kInput, int kBlock>
+bool block_maxima(const void* x, int64_t blocks, float* maxima) {
   auto largest = Level::ints(0);
-  for (int64_t block = 0; block < blocks; block += kGroup) {
-    auto result = block + kGroup <= blocks
-                      ? merged<Level, kGroup>(magnitudes, block, larger)
-                      : merged<Level, kGroup>(magnitudes_or_zero, block, larger);
-    if constexpr (kInput == KernelInput::kF16 && has_pairs<Level, kInput, kBlock>()) {
-      result = Level::bits(Level::widen_f16(result));
+  for (int64_t block = 0; block < blocks; block += Level::kLanes) {
+    auto result = Level::ints(0);
+    if constexpr (kInput == KernelInput::kF32) {
+      result = maxima_of_f32<Level, kBlock>(x, block, blocks);
+    } else {
+      result = maxima_of_words<Level, kInput, kBlock>(x, block, blocks);
     }
     largest = Level::max(largest, result);
     Level::store(maxima + block, Level::floats(result));
@@ -141,6 +197,24 @@ void store_bytes_of_step(uint8_t* out, int64_t bytes, const Store& store) {
   std::memcpy(out, step, static_cast<size_t>(bytes));
 }
 
+// The products of 2 kLanes elements of bf16, and of as many more, with the multipliers of their
+// blocks: those of even elements, then of odd ones. Elements from `elems` on count as 0.
+template <class Level, int64_t kBlock>
+void split_products(const void* x, int64_t elem, int64_t elems, const float* multipliers,
+                    typename Level::Floats (&products)[4]) {
+  constexpr int64_t kPair = 2 * Level::kLanes;
+  for (int64_t i = 0; i < 2; ++i) {
+    const int64_t at = elem + i * kPair;
+    const auto words = load_pairs_or_zero<Level>(x, at, elems);
+    const float* of_block = multipliers + at / kBlock;
+    const auto factor =
+        kBlock < kPair ? Level::broadcast_two(of_block) : Level::broadcast(of_block);
+    products[2 * i] = Level::mul(Level::floats(Level::template shift_left<16>(words)), factor);
+    products[2 * i + 1] =
+        Level::mul(Level::floats(Level::bit_and(words, static_cast<int32_t>(0xFFFF0000))), factor);
+  }
+}
+
 template <class Level, KernelInput kInput, KernelCodes kCodes>
 void block_codes(const void* x, int64_t blocks, const float* multipliers, uint8_t* codes) {
   constexpr int64_t kBlock = kCodes == KernelCodes::kE2M1Of16    ? 16
@@ -152,6 +226,8 @@ void block_codes(const void* x, int64_t blocks, const float* multipliers, uint8_
   if constexpr (kCodes == KernelCodes::kE2M1Of32 && Level::kHasShiftedE2m1) {
     if (Level::template store_shifted_e2m1<kInput>(x, blocks, multipliers, codes)) return;
   }
+  // Even and odd elements of bf16 apart are wider by one operation each.
+  constexpr bool kIsSplit = kInput == KernelInput::kBf16 && Level::kSplitsWords;
   const int64_t elems = blocks * kBlock;
   for_each_step<Level, kInput>(x, elems, [&](int64_t elem, int64_t count) {
     const auto scaled = [&](int i) {
@@ -160,13 +236,22 @@ void block_codes(const void* x, int64_t blocks, const float* multipliers, uint8_
       return Level::mul(Level::template load<kInput>(x, at),
                         Level::broadcast(multipliers + at / kBlock));
     };
-    const Floats values[4] = {scaled(0), scaled(1), scaled(2), scaled(3)};
-    if constexpr (kIsE2m1) {
-      store_bytes_of_step<2 * kLanes>(codes + elem / 2, count / 2,
-                                      [&](uint8_t* out) { Level::store_e2m1(values, out); });
+    Floats values[4];
+    if constexpr (kIsSplit) {
+      split_products<Level, kBlock>(x, elem, elem + count, multipliers, values);
     } else {
-      store_bytes_of_step<4 * kLanes>(codes + elem, count,
-                                      [&](uint8_t* out) { Level::store_e4m3(values, out); });
+      for (int i = 0; i < 4; ++i) values[i] = scaled(i);
+    }
+    if constexpr (kIsE2m1) {
+      store_bytes_of_step<2 * kLanes>(codes + elem / 2, count / 2, [&](uint8_t* out) {
+        if constexpr (kIsSplit) return Level::store_split_e2m1(values, out);
+        Level::store_e2m1(values, out);
+      });
+    } else {
+      store_bytes_of_step<4 * kLanes>(codes + elem, count, [&](uint8_t* out) {
+        if constexpr (kIsSplit) return Level::store_split_e4m3(values, out);
+        Level::store_e4m3(values, out);
+      });
     }
   });
 }
