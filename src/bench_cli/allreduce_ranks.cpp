@@ -60,9 +60,8 @@ void require_gpus(const RankSetup& setup) {
   const int wanted = setup.place == RankPlace::kGpus && !setup.is_one_gpu ? setup.ranks : 1;
   if (found >= wanted) return;
   throw Error(ErrorKind::kUnsupported,
-              fmt::format("{} ranks need {} GPUs, found {}; --on virtual and --one-gpu need one, "
-                          "--on cpu none",
-                          setup.ranks, wanted, found));
+              fmt::format("--on: {} ranks need {} {}, found {}; --one-gpu needs one, --on cpu none",
+                          setup.ranks, wanted, wanted == 1 ? "GPU" : "GPUs", found));
 }
 
 // The part of a body's life that may throw.

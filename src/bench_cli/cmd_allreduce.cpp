@@ -316,7 +316,7 @@ void add_rank_options(CLI::App& command, AllReduceArguments& arguments) {
   RankSetup& setup = arguments.setup;
   command.add_option("--ranks", setup.ranks, "Ranks, 1 to 8")
       ->required()
-      ->check(CLI::Range(1, kMostAllReduceRanks))
+      ->check(whole_number_in(1, kMostAllReduceRanks))
       ->option_text("N REQUIRED");
   add_choice<RankPlace>(
       command, "--on",
@@ -387,12 +387,12 @@ void add_allreduce(const Commands& commands) {
   command
       .add_option("--soak", arguments.soak_calls,
                   "Instead: so many calls of random tokens, patterns and algorithms, all compared")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40U))
+      ->check(whole_number_in(1, int64_t{1} << 40U))
       ->option_text("CALLS");
   command
       .add_option("--kill-rank", arguments.kill_rank,
                   "With --soak: rank R kills itself; the others must report it in time")
-      ->check(CLI::Range(0, kMostAllReduceRanks - 1))
+      ->check(whole_number_in(0, kMostAllReduceRanks - 1))
       ->option_text("R");
   add_min_time(command, arguments.measure.min_seconds);
   add_commit(command, arguments.commit);

@@ -271,18 +271,18 @@ Options add_activation_options(CLI::App& command, SweepArguments& sweep) {
                       "activation: numbers of tokens; default 1,32,256,1024,4096,16384")
           ->option_text("T,..."),
       command.add_option("--top-k", shape.top_k, "activation: experts of a token; default 8")
-          ->check(CLI::Range(int64_t{1}, kMaxSweepExperts))
+          ->check(whole_number_in(1, kMaxSweepExperts))
           ->option_text("K"),
       command.add_option("--experts", shape.experts, "activation: default 256")
-          ->check(CLI::Range(int64_t{1}, kMaxSweepExperts))
+          ->check(whole_number_in(1, kMaxSweepExperts))
           ->option_text("E"),
       command.add_option("--inter", shape.inter, "activation: columns of the result; default 2048")
-          ->check(CLI::Range(int64_t{128}, int64_t{1} << 20U))
+          ->check(whole_number_in(128, int64_t{1} << 20U))
           ->option_text("I"),
       command
           .add_option("--tile", shape.tile,
                       "activation: rows of an expert are padded to a multiple; default 8")
-          ->check(CLI::Range(int64_t{1}, kMaxTile))
+          ->check(whole_number_in(1, kMaxTile))
           ->option_text("N"),
       add_choice<bool>(command, "--input", {{"fp8", false}, {"bf16", true}}, shape.has_bf16_input,
                        "activation: fp8 (default) or bf16")
@@ -313,11 +313,10 @@ Options add_method_options(CLI::App& command, SweepArguments& sweep) {
           command
               .add_option("--replay-ms", sweep.replay_ms,
                           "Calls are timed in replays of about so long; default 3")
-              ->check(CLI::Range(0.0, kMaxMilliseconds))
-              ->check(nan_problem)
+              ->check(number_in(0, kMaxMilliseconds))
               ->option_text("MS"),
           command.add_option("--replays", sweep.replays, "Timed replays; default 9")
-              ->check(CLI::Range(1, kMaxReplays))
+              ->check(whole_number_in(1, kMaxReplays))
               ->option_text("N"),
           add_commit(command, sweep.commit)};
 }
@@ -346,12 +345,14 @@ void add_bench(const Commands& commands) {
   CLI::App& command = add_command(
       commands, "bench", "Time quantization on this machine, checking results", kBenchExamples);
   BenchArguments& arguments = arguments_of(command, commands, run_bench);
-  command
-      .add_option("OP", arguments.op,
-                  "quantize or dequantize, default both; with --device also amax, relayout, "
-                  "activation, group_quantize, kv_cache, shuffle and pack_bits")
-      ->check(CLI::IsMember({"quantize", "dequantize", "amax", "relayout", "activation",
-                             "group_quantize", "kv_cache", "shuffle", "pack_bits"}))
+  std::vector<Choice<std::string>> operations;
+  for (const char* op : {"quantize", "dequantize", "amax", "relayout", "activation",
+                         "group_quantize", "kv_cache", "shuffle", "pack_bits"}) {
+    operations.push_back({op, op});
+  }
+  add_choice<std::string>(command, "OP", operations, arguments.op,
+                          "quantize or dequantize, default both; with --device also amax, "
+                          "relayout, activation, group_quantize, kv_cache, shuffle and pack_bits")
       ->option_text(" ");
   add_common(command, arguments);
   CLI::Option* const shape = add_parsed(

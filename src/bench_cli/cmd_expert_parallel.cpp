@@ -167,7 +167,7 @@ void add_expert_parallel(const Commands& commands) {
   setup.place = RankPlace::kProcesses;
   command.add_option("--ranks", setup.ranks, "Ranks, 1 to 8")
       ->required()
-      ->check(CLI::Range(1, kMostAllReduceRanks))
+      ->check(whole_number_in(1, kMostAllReduceRanks))
       ->option_text("N REQUIRED");
   add_choice<RankPlace>(command, "--on",
                         {{"cpu", RankPlace::kProcesses}, {"gpus", RankPlace::kGpus}}, setup.place,

@@ -241,8 +241,7 @@ void add_moe_bench(const Commands& commands) {
   add_min_time(command, arguments.min_seconds);
   command.add_option("--rest", arguments.rest_seconds, "Rest before each case")
       ->option_text("S")
-      ->check(CLI::Range(0.0, 3600.0))
-      ->check(nan_problem);
+      ->check(number_in(0, 3600));
   add_output(command, arguments.output, CsvSupport::kYes);
 }
 

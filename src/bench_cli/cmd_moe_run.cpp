@@ -347,8 +347,8 @@ std::string activations_path(const MoeRunArguments& arguments) {
 
 ExitCode run_moe_run(const MoeRunArguments& arguments) {
   set_num_threads(arguments.num_threads);
-  const std::string path = activations_path(arguments);
   const Checkpoint checkpoint(arguments.model);
+  const std::string path = activations_path(arguments);
   check_routing_target(arguments, checkpoint, path);
   const LoadedMoe stored(checkpoint, arguments.layer);
   const Activations activations =
@@ -393,7 +393,7 @@ void add_moe_run(const Commands& commands) {
   command.add_option("--layer", arguments.layer, "Number of the layer")
       ->required()
       ->option_text("L REQUIRED")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 31));
+      ->check(whole_number_in(0, int64_t{1} << 31));
   add_modes(command, arguments.modes, arguments.is_all_modes,
             fmt::format("May be repeated; all, or of {}. Default: what fits the stored weights; "
                         "plain weights are quantized to the mode's format",
@@ -414,7 +414,7 @@ void add_moe_run(const Commands& commands) {
   command.add_flag("--force", arguments.is_forced, "Replace FILE")->option_text(" ");
   command.add_option("--tokens", arguments.max_tokens, "The first N rows of the file; default all")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{1}, kMaxTokens));
+      ->check(whole_number_in(1, kMaxTokens));
   add_checked_device(command, arguments.device);
   add_threads(command, arguments.num_threads);
   add_min_time(command, arguments.min_seconds);

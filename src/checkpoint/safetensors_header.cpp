@@ -327,10 +327,10 @@ uint64_t header_length(std::string_view first_bytes, uint64_t file_size, std::st
   for (size_t i = kLengthFieldBytes; i-- > 0;) {
     length = length << 8 | static_cast<unsigned char>(first_bytes[i]);
   }
-  const std::string hint = describe_foreign_content(first_bytes.substr(0, kLengthFieldBytes));
   if (length > kMaxHeaderBytes) {
+    const std::string hint = describe_foreign_content(first_bytes.substr(0, kLengthFieldBytes));
     throw_error(ErrorKind::kCorruptData, "{}: header length {} is over the limit of {} bytes{}",
-                file, length, kMaxHeaderBytes, hint);
+                file, length, kMaxHeaderBytes, hint.empty() ? "; is it a safetensors file?" : hint);
   }
   // The subtraction cannot wrap; 8 + N may.
   if (length > file_size - kLengthFieldBytes) {

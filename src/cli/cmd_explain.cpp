@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <optional>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -299,9 +302,11 @@ void add_explain(const Commands& commands) {
                   kExplainExamples);
   ExplainArguments& arguments = arguments_of(command, commands, run_explain);
   ExplainRequest& request = arguments.request;
-  command
-      .add_option("OP", arguments.op,
-                  fmt::format("One of {}, {}", fmt::join(operations(), ", "), kAllReduce))
+  std::vector<Choice<std::string>> choices;
+  for (const std::string_view op : operations()) choices.push_back({op, std::string(op)});
+  choices.push_back({kAllReduce, std::string(kAllReduce)});
+  add_choice<std::string>(command, "OP", std::move(choices), arguments.op,
+                          fmt::format("One of {}, {}", fmt::join(operations(), ", "), kAllReduce))
       ->required()
       ->option_text(" ");
   with_words(add_parsed(

@@ -107,13 +107,17 @@ void add_moe_place(const Commands& commands) {
       ->required();
   add_parsed_into(
       command, "--ranks",
-      [](const std::string& text) { return parse_count(text, 1, kMost, "a number of ranks"); },
+      [](const std::string& text) {
+        return parse_count(text, 1, kMost, "a number of ranks, at least 1");
+      },
       arguments.ranks, "Ranks that share the experts")
       ->option_text("N")
       ->required();
   add_parsed_into(
       command, "--redundant",
-      [](const std::string& text) { return parse_count(text, 0, kMost, "a number of places"); },
+      [](const std::string& text) {
+        return parse_count(text, 0, kMost, "a number of places, at least 0");
+      },
       arguments.redundant, "Copies of experts with much load; default 0")
       ->option_text("R");
   command.add_option("-o,--out", arguments.target, "File for the places")->option_text("FILE");

@@ -136,8 +136,7 @@ void add_quantize(const Commands& commands) {
       .add_option("--target-bits", options.target_bits,
                   "Better formats, or none, where they gain most, up to so many bits on average")
       ->option_text("B")
-      ->check(CLI::PositiveNumber)
-      ->check(nan_problem);
+      ->check(number_in(1, 32));
   command
       .add_option(
           "--activation-amax", arguments.activation_amax,

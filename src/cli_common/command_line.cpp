@@ -251,14 +251,20 @@ constexpr std::array<Unit, 14> kUnits = {{{"", 1},
                                           {"tb", 1e12},
                                           {"tib", kKi* kKi* kKi* kKi}}};
 
+// False for a text that is not one number in whole, or a number that does not fit.
+template <typename Number>
+bool reads_all(std::string_view text, Number& number) {
+  const char* const end = text.data() + text.size();
+  const auto result = std::from_chars(text.data(), end, number);
+  return result.ec == std::errc{} && result.ptr == end;
+}
+
 // Above every real matrix, and far below where sizes in bits overflow.
 constexpr int64_t kMaxShapeElements = int64_t{1} << 40;
 
 int64_t parse_extent(std::string_view digits, std::string_view whole) {
   int64_t value = 0;
-  const char* const end = digits.data() + digits.size();
-  const auto result = std::from_chars(digits.data(), end, value);
-  if (result.ec != std::errc{} || result.ptr != end || value < 0) {
+  if (!reads_all(digits, value) || value < 0) {
     refuse(whole, "rows x columns such as 4096x4096");
   }
   return value;
@@ -307,20 +313,31 @@ void add_threads(CLI::App& app, int& num_threads) {
   app.add_option("--threads", num_threads,
                  "Worker threads; 0, the default, uses all cores. Results do not depend on it")
       ->option_text("N")
-      ->check(CLI::Range(0, 65536));
+      ->check(whole_number_in(0, 65536));
 }
 
 CLI::Option* add_min_time(CLI::App& app, double& min_seconds, const std::string& help) {
   return app.add_option("--min-time", min_seconds, help)
       ->option_text("S")
-      ->check(CLI::Range(0.0, 3600.0))
-      ->check(nan_problem);
+      ->check(number_in(0, 3600));
 }
 
-std::string nan_problem(const std::string& text) {
-  double number = 0;
-  std::from_chars(text.data(), text.data() + text.size(), number);
-  return std::isnan(number) ? text + " is not a number" : std::string();
+Check whole_number_in(int64_t low, int64_t high) {
+  return [low, high](const std::string& text) {
+    int64_t number = 0;
+    return reads_all(text, number) && number >= low && number <= high
+               ? std::string()
+               : fmt::format("got '{}', expected a whole number from {} to {}", text, low, high);
+  };
+}
+
+Check number_in(double low, double high) {
+  return [low, high](const std::string& text) {
+    double number = 0;
+    return reads_all(text, number) && number >= low && number <= high
+               ? std::string()
+               : fmt::format("got '{}', expected a number from {} to {}", text, low, high);
+  };
 }
 
 CLI::Option* add_commit(CLI::App& app, std::string& commit) {
@@ -393,11 +410,7 @@ MatrixShape parse_nonempty_shape(std::string_view text) {
 
 int64_t parse_count(std::string_view text, int64_t low, int64_t high, std::string_view expected) {
   int64_t value = 0;
-  const char* const end = text.data() + text.size();
-  const auto result = std::from_chars(text.data(), end, value);
-  if (result.ec != std::errc{} || result.ptr != end || value < low || value > high) {
-    refuse(text, expected);
-  }
+  if (!reads_all(text, value) || value < low || value > high) refuse(text, expected);
   return value;
 }
 
@@ -432,11 +445,8 @@ Device parse_device(std::string_view text) {
   if (text == "cuda") return {DeviceType::kCuda, 0};
   constexpr std::string_view kCuda = "cuda:";
   if (text.starts_with(kCuda)) {
-    const std::string_view digits = text.substr(kCuda.size());
-    const char* const end = digits.data() + digits.size();
     Device device{DeviceType::kCuda, 0};
-    const auto result = std::from_chars(digits.data(), end, device.index);
-    if (result.ec == std::errc{} && result.ptr == end && device.index >= 0) return device;
+    if (reads_all(text.substr(kCuda.size()), device.index) && device.index >= 0) return device;
   }
   refuse(text, "cpu or cuda:N, N counted from 0");
 }

@@ -63,8 +63,11 @@ CLI::Option* add_path(CLI::App& app, const std::string& name, std::string& path,
 void add_globs(CLI::App& app, const std::string& flag, std::vector<std::string>& globs,
                const std::string& help);
 void add_threads(CLI::App& app, int& num_threads);
-// Beside CLI::Range, which takes NaN: that is neither below nor above it.
-std::string nan_problem(const std::string& text);
+// Checks of an option's text, for CLI11's check(): what is wrong with it, or nothing. CLI::Range
+// would take NaN, which is neither below nor above it, and says "not in range" of words.
+using Check = std::function<std::string(const std::string& text)>;
+Check whole_number_in(int64_t low, int64_t high);
+Check number_in(double low, double high);
 CLI::Option* add_min_time(
     CLI::App& app, double& min_seconds,
     const std::string& help = "Seconds of timed runs for each case; default 0.5");

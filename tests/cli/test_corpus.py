@@ -42,7 +42,7 @@ def add(group, expected, **cases):
 add("length", "less than the length field", **{f"{n} bytes": bytes(n) for n in range(8)})
 add("length", "does not fit", **{
     f"{n} of 2": struct.pack("<Q", n) + b"{}" for n in (3, 4, 10, 255, 65536, 99_999_999, 10**8)})
-add("length", "over the limit", **{
+add("length", "over the limit of 100000000 bytes; is it a safetensors file?", **{
     str(n): struct.pack("<Q", n) + b"{}"
     for n in (10**8 + 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 8, 2**64 - 2, 2**64 - 1)})
 add("frame", "must start with", **{

@@ -72,20 +72,23 @@ def test_the_benchmark_program_has_no_other_commands(command):
     (["quantize", "a", "b", "--to", "nvfp4", "--max-memory", "lots"], "GiB"),
     (["quantize", "a", "b", "--to", "nvfp4", "--max-memory", "-1"], "GiB"),
     (["quantize", "a", "b", "--to", "nvfp4", "--max-shard-size", "99999999T"], "2^63"),
-    (["quantize", "a", "b", "--to", "nvfp4", "--threads", "-1"], "--threads"),
-    (["quantize", "a", "b", "--to", "nvfp4", "--threads", "x"], "--threads"),
+    (["quantize", "a", "b", "--to", "nvfp4", "--threads", "-1"],
+     "--threads: got '-1', expected a whole number from 0 to 65536"),
+    (["quantize", "a", "b", "--to", "nvfp4", "--threads", "1e3"], "whole number"),
+    (["quantize", "a", "b", "--to", "nvfp4", "--target-bits", "many"],
+     "--target-bits: got 'many', expected a number from 1 to 32"),
     (["quantize", "a", "b", "--to", "nvfp4", "--progress", "loud"], "json"),
     (["quantize", "a", "b", "--to", "nvfp4", "--color", "red"], "never"),
     (["dequantize", "a", "b", "--dtype", "int8"], "fp32"),
     (["explain", "quantize", "--format", "nvfp5", "--shape", "4x96"], "nvfp4_per_token"),
     (["explain", "quantize", "--format", "nvfp4", "--shape", "4by96"], "4096x4096"),
     (["explain", "quantize", "--format", "nvfp4", "--shape", "4x96", "--device", "tpu"], "cuda:N"),
-    (["explain", "multiply", "--format", "nvfp4", "--shape", "4x96"], "dequantize"),
-    (["bench", "multiply"], "quantize"),
+    (["explain", "multiply", "--format", "nvfp4", "--shape", "4x96"], "invert_scales, allreduce"),
+    (["bench", "multiply"], "OP: got 'multiply', expected one of quantize, dequantize, amax"),
     (["bench", "--shape", "0x0"], "at least one row and one column"),
     (["bench", "--shape", "16x0"], "at least one row and one column"),
     (["bench", "--min-time", "forever"], "--min-time"),
-    (["bench", "--min-time", "nan"], "--min-time"),
+    (["bench", "--min-time", "nan"], "a number from 0 to 3600"),
     (["bench", "--min-time", "-inf"], "--min-time"),
     (["bench", "--device", "cpu", "--replay-ms", "nan"], "--replay-ms"),
     (["bench", "--shape", "2147483648x2147483648"], "at most 2^40 elements"),
@@ -111,7 +114,8 @@ def test_the_benchmark_program_has_no_other_commands(command):
     (["moe", "bench", "--shape", "128,128,8,2", "--mode", "fp4"], "mxfp4_mxfp8"),
     (["moe", "bench", "--shape", "128,128,8,2", "--tokens", "1,,2"], "such as 1,8,64"),
     (["moe", "bench", "--shape", "128,128,8,2", "--tokens", "0"], "such as 1,8,64"),
-    (["moe", "bench", "--shape", "128,128,8,2", "--ep", "2/2"], "R/N"),
+    (["moe", "bench", "--shape", "128,128,8,2", "--ep", "2/2"],
+     "got '2/2', expected R/N"),
     (["moe", "bench", "--shape", "128,128,8,2", "--ep", "2"], "R/N"),
     (["moe", "bench", "--shape", "128,128,8,2", "--ep", "0/3"], "cannot be shared evenly"),
     (["moe", "bench", "--shape", "144,128,8,2", "--mode", "fp8_block"], "multiples of 128"),
@@ -251,9 +255,10 @@ def test_source_is_never_the_target(small_file):
 
 
 def test_missing_source(tmp_path):
-    result = run("inspect", tmp_path / "nowhere.safetensors")
-    assert result.returncode == INPUT
-    assert "nowhere.safetensors" in result.stderr
+    for command in (["inspect"], ["moe", "run", "--layer", 0]):
+        result = run(*command, tmp_path / "nowhere")
+        assert result.returncode == INPUT
+        assert "nowhere: cannot open: No such file" in result.stderr
 
 
 @pytest.mark.parametrize("content", [

@@ -400,7 +400,7 @@ def test_target_bits_buy_the_largest_gains(alone, tmp_path):
     kept = [t for t in plan["tensors"] if t["action"] == "copy" and "noise 0" in t["reason"]]
     assert kept and {t["format"] for t in plan["tensors"]} == {None, "mxfp8-ct"}
     for arguments, part in ((["4"], "are too few; nvfp4-ct takes 4.50"), (["nan"], "--target-bits"),
-                            (["-1"], "--target-bits"), (["99"], "up to 32"),
+                            (["-1"], "--target-bits"), (["99"], "from 1 to 32"),
                             (["32"], "no tensor is left to quantize"),
                             (["5", "--rule", "*=mxfp8"], "excludes --rule")):  # fmt: skip
         result = run("quantize", TINY_MOE, tmp_path / "x", "--to", "nvfp4", "--target-bits",

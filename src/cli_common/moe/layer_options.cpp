@@ -23,10 +23,14 @@ ExpertShard parse_shard(const std::string& text) {
       "R/N, rank R (from 0) of N that share the experts, such as 0/8";
   const size_t slash = std::min(text.find('/'), text.size());
   const std::string_view after = std::string_view(text).substr(std::min(slash + 1, text.size()));
-  const int64_t num_ranks = parse_count(after, 1, kMaxRanks, kExpected);
-  const int64_t rank =
-      parse_count(std::string_view(text).substr(0, slash), 0, num_ranks - 1, kExpected);
-  return {static_cast<int32_t>(rank), static_cast<int32_t>(num_ranks)};
+  try {
+    const int64_t num_ranks = parse_count(after, 1, kMaxRanks, kExpected);
+    const int64_t rank =
+        parse_count(std::string_view(text).substr(0, slash), 0, num_ranks - 1, kExpected);
+    return {static_cast<int32_t>(rank), static_cast<int32_t>(num_ranks)};
+  } catch (const Error&) {  // It quotes a part of the text.
+    throw Error(ErrorKind::kInvalidArgument, fmt::format("got '{}', expected {}", text, kExpected));
+  }
 }
 
 }  // namespace
