@@ -7,6 +7,7 @@ input: an array of theirs brings its library along.
 from __future__ import annotations
 
 import sys
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,18 @@ def shape_of(argument: str, array: Any) -> tuple[int, ...]:
     if not shape:
         raise ValueError(f"{argument}: expected at least one axis, got a scalar")
     return shape
+
+
+def extents_of(argument: str, shape: Any) -> tuple[int, ...]:
+    """A shape that was given as numbers, of at least one axis."""
+    try:
+        extents = tuple(map(index, shape))
+    except TypeError:
+        raise TypeError(f"{argument}: expected whole numbers such as (256, 512), got "
+                        f"{shape!r}") from None  # fmt: skip
+    if not extents:
+        raise ValueError(f"{argument}: expected at least one axis")
+    return extents
 
 
 def float_dtype(dtype: Any) -> np.dtype[Any]:

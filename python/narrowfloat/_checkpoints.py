@@ -16,6 +16,13 @@ from narrowfloat._quantized import QuantizedTensor
 Path = str | os.PathLike[str]
 
 
+def _globs(argument: str, globs: Sequence[str]) -> Sequence[str]:
+    """The globs. A string alone is refused: its letters would be globs, "*" among them."""
+    if isinstance(globs, str):
+        raise TypeError(f"{argument}: expected a list of globs, got {globs!r}; write [{globs!r}]")
+    return globs
+
+
 def quantize_checkpoint(
     source: Path,
     target: Path,
@@ -69,8 +76,8 @@ def quantize_checkpoint(
         read = _core.parse_recipe(json.dumps(dict(recipe)))
     elif recipe is not None:
         read = _core.read_recipe(os.fspath(recipe))
-    options.include = [*include, *(read.include if read else ())]
-    options.exclude = [*exclude, *(read.exclude if read else ())]
+    options.include = [*_globs("include", include), *(read.include if read else ())]
+    options.exclude = [*_globs("exclude", exclude), *(read.exclude if read else ())]
     parsed = [_core.parse_rule(f"{glob}={chosen}") for glob, chosen in rules]
     options.rules = [*parsed, *(read.rules if read else ())]
     if isinstance(activation_amax, Mapping):

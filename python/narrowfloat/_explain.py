@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from math import prod
 from collections.abc import Sequence
+from math import prod
 
 from narrowfloat import _core
+from narrowfloat._arrays import extents_of
 
 
 def explain(
@@ -26,8 +27,7 @@ def explain(
     dtype: of the high-precision side: bfloat16, float16, float32 or float8_e4m3fn.
     device: "cpu", "cuda" or "cuda:N". Layers have MoeLayer.explain().
     """
-    if not shape:
-        raise ValueError("shape: expected at least one axis")
+    shape = extents_of("shape", shape)
     if batched and len(shape) < 3:
         raise ValueError(f"batched: needs at least three axes, got shape {tuple(shape)}")
     batch = prod(shape[:-2]) if batched else 1

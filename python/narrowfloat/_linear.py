@@ -16,18 +16,11 @@ import numpy as np
 from narrowfloat import _core
 from narrowfloat._arrays import Maker, TorchMaker, codes_to_core, maker_of, shape_of, to_core
 from narrowfloat._moe_call import to_bfloat16
+from narrowfloat._moe_weights import WEIGHT_FORMATS
 from narrowfloat._operations import quantize
 from narrowfloat._products import TileTable, multiply_rows
 from narrowfloat._quantized import QuantizedTensor
 
-# Modes -> format of their weights; None: they stay bfloat16.
-WEIGHT_FORMATS = {"bf16": None, "fp8_tensor": "fp8_tensor", "fp8_block": "fp8_128x128",
-                  "mxfp8": "mxfp8", "mxfp4_mxfp8": "mxfp4", "mxfp4_bf16": "mxfp4",
-                  "mxfp4_fp8": "mxfp4", "nvfp4": "nvfp4", "nvfp4_per_token": "nvfp4",
-                  "nvfp4_bf16": "nvfp4", "nvfp4_fp8_exact": "nvfp4",
-                  "nvfp4_fp8_rounded": "nvfp4", "mxfp4_fp8_token": "mxfp4",
-                  "nvfp4_fp8_token": "nvfp4", "mxfp4_int8": "mxfp4",
-                  "nvfp4_int8": "nvfp4"}  # fmt: skip
 STATIC_MODES = ("fp8_tensor", "nvfp4")  # Their activation scales are constants.
 _ROWS = {"fp8_block": "fp8_1x128", "mxfp4_fp8": "fp8_1x128", "nvfp4_fp8_exact": "fp8_1x128",
          "nvfp4_fp8_rounded": "fp8_1x128", "mxfp8": "mxfp8", "mxfp4_mxfp8": "mxfp8",

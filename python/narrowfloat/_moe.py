@@ -88,10 +88,10 @@ class MoeLayer:
         maker = maker_of("w1", w1.values if isinstance(w1, QuantizedTensor) else w1)
         is_gated = config_to_core(config, maker).is_gated
         parts = plain_parts(
-            w1, w2, maker, is_gated=is_gated, w1_scales=w1_scales, w2_scales=w2_scales,
-            scale_layout=scale_layout, bias1=bias1, bias2=bias2, up_scale=up_scale,
-            gate_scale=gate_scale, down_scale=down_scale, inter_multiplier=inter_multiplier,
-            input_multiplier=input_multiplier,
+            w1, w2, maker, mode=config.mode, is_gated=is_gated, w1_scales=w1_scales,
+            w2_scales=w2_scales, scale_layout=scale_layout, bias1=bias1, bias2=bias2,
+            up_scale=up_scale, gate_scale=gate_scale, down_scale=down_scale,
+            inter_multiplier=inter_multiplier, input_multiplier=input_multiplier,
         )  # fmt: skip
         return cls._of_parts(parts, config, maker)
 

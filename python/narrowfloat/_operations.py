@@ -41,8 +41,7 @@ def prepare_output(
             like=maker_of(*like),
             is_zeroed=any(options.get(name) is not None for name in PARTIAL),
         )
-    if not isinstance(out, QuantizedTensor):
-        raise TypeError(f"out: expected a QuantizedTensor, got {type(out).__name__}")
+    _require_quantized("out", out)
     for argument, asked, given in (("format", format, out.format),
                                    ("layout", layout, out.scale_layout)):  # fmt: skip
         if asked is not None and asked != given:
@@ -54,6 +53,11 @@ def prepare_output(
     if shape[-1] != out.layout.cols:
         raise ValueError(f"out: expected {shape[-1]} columns, got {out.layout.cols}")
     return out
+
+
+def _require_quantized(argument: str, tensor: Any) -> None:
+    if not isinstance(tensor, QuantizedTensor):
+        raise TypeError(f"{argument}: expected a QuantizedTensor, got {type(tensor).__name__}")
 
 
 def finish_output(target: QuantizedTensor, options: QuantizeOptions) -> QuantizedTensor:
@@ -158,6 +162,7 @@ def dequantize(
     stride; its type counts, not `dtype`.
     global_scale_divides: the global scale is a divisor, as compressed-tensors files store it.
     """
+    _require_quantized("input", input)
     if out is None:
         out = maker_of("input", input.values).empty(input.shape, dtype)
     target = to_core("out", out)
@@ -173,6 +178,7 @@ def relayout(
     The result shares values and global scale with the input. out: array for the scales, of as many
     elements as quantized_layout(...).scale_count says.
     """
+    _require_quantized("input", input)
     if input.row_offsets is not None:
         raise ValueError("input: has groups of rows, which are stored in layout mn_major only")
     old = input.layout

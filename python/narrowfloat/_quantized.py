@@ -15,6 +15,7 @@ from narrowfloat._arrays import (
     Array,
     TorchMaker,
     codes_to_core,
+    extents_of,
     is_torch,
     maker_of,
     to_core,
@@ -104,6 +105,7 @@ class QuantizedTensor:
         own; else all leading axes together are rows. like: a torch tensor; the new arrays are
         then tensors on its device. Other arguments: quantized_layout().
         """
+        shape = extents_of("shape", shape)
         return new_tensor(shape, format, layout=layout, batched=batched, alignment=alignment,
                           groups=groups, global_scale_axis=global_scale_axis, like=like,
                           is_zeroed=True)  # fmt: skip
@@ -316,8 +318,6 @@ def new_tensor(
     is_zeroed: bool,
 ) -> QuantizedTensor:
     """As QuantizedTensor.empty(); of any contents for a call that writes all, unless is_zeroed."""
-    if not shape:
-        raise ValueError("shape: expected at least one axis")
     if batched and len(shape) < 3:
         raise ValueError(f"batched: needs at least three axes, got shape {tuple(shape)}")
     batch = prod(shape[:-2]) if batched else 1

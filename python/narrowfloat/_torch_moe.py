@@ -188,7 +188,7 @@ class Moe(PackedModule):
             raise TypeError(f"Moe.prepare(): unexpected keyword {sorted(unknown)[0]!r}")
         arguments: dict[str, Any] = {"scale_layout": "linear", **given, **weights}
         is_gated = config_to_core(config, maker).is_gated
-        parts = plain_parts(w1, w2, maker, is_gated=is_gated, **arguments)
+        parts = plain_parts(w1, w2, maker, mode=config.mode, is_gated=is_gated, **arguments)
         kept = KeptWeights.of(parts, config)
         if device is None:
             device = maker.device if isinstance(maker, TorchMaker) else "cpu"

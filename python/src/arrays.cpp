@@ -151,7 +151,8 @@ nb::dlpack::dltensor describe(const nb::ndarray<nb::ro>& array) {
            "GPU");
   }
   refuse(ErrorKind::kUnsupported, argument,
-         "this tensor has no description in DLPack: " + reason.substr(0, reason.find('\n')));
+         "expected a dense tensor, got one that has no description in DLPack: " +
+             reason.substr(0, reason.find('\n')));
 }
 
 // Describes a tensor in place; false for other objects.

@@ -52,6 +52,13 @@ def test_quantize_diff_dequantize(source: Path, tmp_path: Path) -> None:
         nf.diff(X, X, original=source)
 
 
+@pytest.mark.parametrize("argument", ["include", "exclude"])
+def test_a_glob_is_no_list_of_its_letters(argument: str, source: Path, tmp_path: Path) -> None:
+    """A string is a sequence, too; its "*" would match every tensor."""
+    with pytest.raises(TypeError, match=f"{argument}: expected a list of globs, got '\\*.bias'"):
+        nf.quantize_checkpoint(source, tmp_path / "x", **{argument: "*.bias"})
+
+
 def test_convert_there_and_back(source: Path, tmp_path: Path) -> None:
     """Another convention, with what it changed; back to the same bytes; another format."""
     paths = [tmp_path / f"{i}.safetensors" for i in range(4)]

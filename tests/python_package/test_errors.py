@@ -143,6 +143,10 @@ def test_value_errors(case: str) -> None:
         (lambda: nf.quantize(X, "nvfp4", encode_scale="1"), "encode_scale"),
         (lambda: nf.quantize(X, "nvfp4", four_over_six=True), "four_over_six"),
         (lambda: nf.quantize(X, "nvfp4", math=1), "math"),
+        (lambda: nf.dequantize(X), "input: expected a QuantizedTensor, got ndarray"),
+        (lambda: nf.relayout(X, "linear"), "input: expected a QuantizedTensor, got ndarray"),
+        (lambda: nf.QuantizedTensor.empty((2.5, 16), "nvfp4"), r"shape: .*, got \(2.5, 16\)"),
+        (lambda: nf.explain("quantize", "nvfp4"), "shape: .*, got 'nvfp4'"),
     ],
 )
 def test_type_errors(call, word: str) -> None:

@@ -207,7 +207,8 @@ Q1 = nf.quantize(W1, "nvfp4", batched=True)
 REFUSED = {
     "rank": (lambda: nf.MoeLayer.prepare(W1[0], W2, CONFIG), "w1"),
     "rows": (lambda: nf.MoeLayer.prepare(W1[:, :100], W2, CONFIG), "w1"),
-    "dtype": (lambda: nf.MoeLayer.prepare(W1.astype(np.float32), W2, CONFIG), "weights.values"),
+    "dtype": (lambda: nf.MoeLayer.prepare(W1.astype(np.float32), W2, CONFIG),
+              "weights.w1.values: expected dtype BF16, got F32"),
     "mode": (lambda: nf.MoeLayer.prepare(W1, W2, nf.MoeConfig(
         hidden=128, inter=128, experts=4, top_k=2, mode="int4")), "int4"),
     "method": (lambda: nf.route(LOGITS, top_k=2, method="best"), "best"),
@@ -216,7 +217,11 @@ REFUSED = {
     "experts": (lambda: nf.route(ids=np.zeros((2, 2), np.int32), top_k=2), "experts"),
     "bias": (lambda: nf.route(LOGITS, top_k=2, bias=np.zeros(4, np.float32)), "bias"),
     "two scales": (lambda: nf.MoeLayer.prepare(Q1, Q1, CONFIG, w1_scales=Q1.scales), "w1_scales"),
-    "scales of bf16": (lambda: nf.MoeLayer.prepare(Q1, Q1, CONFIG), "w1"),
+    "format of the mode": (lambda: nf.MoeLayer.prepare(Q1, Q1, CONFIG),
+                           "w1: mode bf16 multiplies bfloat16 weights, got nvfp4"),
+    "plain weights": (lambda: nf.MoeLayer.prepare(Q1, W2, replace(CONFIG, mode="nvfp4_bf16")),
+                      "w2: mode nvfp4_bf16 multiplies nvfp4 weights; .* w2_scales, got ndarray"),
+    "no routing": (lambda: LAYER.run(X), "^routing: expected logits, packed or ids, got none$"),
     "hidden": (lambda: LAYER.run(X[:, :64], LOGITS), "^hidden: "),
     "rows of logits": (lambda: LAYER.run(X, LOGITS[:3]), "logits"),
     "id": (lambda: LAYER.run(X, ids=np.full((9, 2), 9, np.int32)), "9"),

@@ -19,7 +19,8 @@ import torch
 import narrowfloat as nf
 from narrowfloat import _core
 from narrowfloat._arrays import TorchMaker
-from narrowfloat._linear import STATIC_MODES, WEIGHT_FORMATS, LinearWeights
+from narrowfloat._linear import STATIC_MODES, LinearWeights
+from narrowfloat._moe_weights import WEIGHT_FORMATS
 from narrowfloat._moe import MoeLayer
 from narrowfloat._moe_config import config_from_core
 from narrowfloat._moe_weights import MoeParts

@@ -8,10 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "base/bad_enumerator.h"
 #include "base/int_math.h"
 #include "base/throw_error.h"
 #include "layers/moe/owned_tensor.h"
+#include "tensor/code_storage.h"
 #include "tensor/row_checks.h"
 #include "tensor/row_format.h"
 #include "tensor/view_checks.h"
@@ -142,7 +145,7 @@ void check_multipliers(const MoeWeights& weights, const MoeConfig& config, Devic
   }
 }
 
-// Types and scales are checked against the mode where the weights are packed.
+// Scales are checked against the mode where the weights are packed.
 void check_weight_shape(std::string_view argument, const WeightView& weight,
                         std::initializer_list<int64_t> shape) {
   const TensorView& values = weight.values;
@@ -157,8 +160,12 @@ void check_weight_shape(std::string_view argument, const WeightView& weight,
 
 // Checks a weight, or that only its source is given.
 void check_weight(std::string_view argument, const WeightView& weight, const ExpertSource& source,
-                  std::initializer_list<int64_t> shape) {
-  if (!source) return check_weight_shape(argument, weight, shape);
+                  MoeMode mode, std::initializer_list<int64_t> shape) {
+  if (!source) {
+    check_weight_shape(argument, weight, shape);
+    return require_dtype(fmt::format("{}.values", argument), weight.values,
+                         {storage_of(moe_mode_info(mode).weights).dtype});
+  }
   if (weight.values.is_absent() && weight.scales.data == nullptr) return;
   throw_invalid("{0}: expected {0} or {0}_source, got both", argument);
 }
@@ -219,6 +226,7 @@ void check_routing_tokens(const Routing& routing, int64_t tokens) {
     view = &routing.packed;
     argument = "routing.packed";
   }
+  if (view->is_absent()) throw_invalid("routing: expected logits, packed or ids, got none");
   if (view->rank != 2 || view->shape[0] != tokens) {
     throw_invalid("{}: expected one row for each of the {} tokens of inputs, got {}", argument,
                   tokens, to_string(*view));
@@ -357,9 +365,10 @@ void check_moe_weights(const MoeWeights& weights, const MoeConfig& config, Devic
                        Stream stream) {
   const int32_t experts = weight_experts(config);
   check_weight_devices(weights, config, device);
-  check_weight("weights.w1", weights.w1, weights.w1_source,
+  check_weight("weights.w1", weights.w1, weights.w1_source, config.mode,
                {experts, fc1_rows(config), config.hidden});
-  check_weight("weights.w2", weights.w2, weights.w2_source, {experts, config.hidden, config.inter});
+  check_weight("weights.w2", weights.w2, weights.w2_source, config.mode,
+               {experts, config.hidden, config.inter});
   check_per_expert("weights.up_scale", weights.up_scale, experts, device);
   check_per_expert("weights.gate_scale", weights.gate_scale, experts, device);
   check_per_expert("weights.down_scale", weights.down_scale, experts, device);

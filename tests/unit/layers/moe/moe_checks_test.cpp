@@ -89,6 +89,10 @@ TEST(MoeChecks, PrepareRefusesConfigurationsThatCannotWork) {
        MoeMode::kBf16,
        [](MoeCase& c) { c.weights().w1.values.shape[1] = 128; },
        {"weights.w1", "[4, 256, 256]"}},
+      {"w1 type",
+       MoeMode::kBf16,
+       [](MoeCase& c) { c.weights().w1.values.dtype = DType::kF16; },
+       {"weights.w1.values", "BF16", "F16"}},
       {"w2 cols",
        MoeMode::kNvfp4,
        [](MoeCase& c) { c.weights().w2.values.shape[2] = 32; },
@@ -272,7 +276,7 @@ TEST_F(MoeCalls, RefuseRoutingForOtherTokens) {
   refuses({"routing.logits", "3 tokens", "[2, 4]"});
   make(MoeMode::kBf16);
   routing_ = {};
-  refuses({"routing"});
+  refuses({"routing: expected logits, packed or ids, got none"});
   make(MoeMode::kBf16);
   const int32_t ids[6] = {0, 1, 2, 4, 1, 0};
   routing_ = {};
