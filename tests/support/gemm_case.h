@@ -1,6 +1,6 @@
 // Grouped GEMM calls with data of their own: canonical weights, quantized rows, a permutation made
 // from a number of rows for each expert, and the decoded values of everything. Codes are decoded
-// here from the definitions of the formats, not by the library.
+// by element_codes.h, not by the library.
 #pragma once
 
 #include <cstdint>
@@ -149,11 +149,6 @@ class GemmCase {
   std::vector<double> bias_values_;
 };
 
-// Decoders by the definitions of the formats.
-double decode_e2m1(unsigned code);
-double decode_e4m3(unsigned code);
-// The nearest E4M3 value, ties to the even code.
-double nearest_e4m3(double value);
 // Element `index` of an output as double.
 double output_element(DType dtype, const std::vector<uint8_t>& output, int64_t index);
 

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "support/element_codes.h"
 #include "support/gemm_case.h"
 
 namespace narrowfloat::testing {
