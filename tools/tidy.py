@@ -97,7 +97,7 @@ BANNED = [  # Pattern in code (comments and strings removed), in which paths, wh
 ]
 TODO = re.compile(r"(//|#|/?\*).*\b(T[O]DO(?!\(#\d+\))|F[I]XME|X[X]X)\b")
 # NVLink multicast objects are created and used by these instructions, functions and constants of
-# the driver, and options of NCCL (allreduce spec 11.3). NCCL_NVLS_ENABLE=0 keeps them off.
+# the driver, and options of NCCL (docs/allreduce.md). NCCL_NVLS_ENABLE=0 keeps them off.
 MULTICAST = re.compile(
     r"\bmultimem\b|cu(?:da)?Multicast|CU_(?:DEVICE_ATTRIBUTE_)?MULTICAST|nccl\w*Multimem"
     r"|\bp?ncclMemAlloc\b|\bnvlsCTAs\b|NCCL_NVLS_(?!ENABLE)")
@@ -277,6 +277,26 @@ def check_links(tree: Tree) -> Iterator[Finding]:
                 yield Finding(file.path, line, "dead-link", match[1])
 
 
+# "(spec 6.2)" cites docs/numerics.md, "(moe spec 6.2, 6.4)" docs/moe.md.
+CITATION = re.compile(r"(\S*?)\s*\bspec\s+(\d+(?:\.\d+)?(?:,\s+\d+(?:\.\d+)?)*)")
+CITED = {"moe": "docs/moe.md", "": "docs/numerics.md", "quantization": "docs/numerics.md"}
+
+
+def check_citations(tree: Tree) -> Iterator[Finding]:
+    """Sections that comments cite exist; citations may go on in the next line of a comment."""
+    sections = {file.path: set(re.findall(r"^#+ (\d+(?:\.\d+)?)\.? ", file.text, re.M))
+                for file in tree.files if file.path in CITED.values()}
+    for file in tree.under("include/", "src/", "python/", "bench/", "tests/", "tools/"):
+        text = re.sub(r"\n[ \t]*(?://|#)", lambda m: "\n" + " " * (len(m[0]) - 1), file.text)
+        for match in CITATION.finditer(text):
+            word = re.sub(r"\W", "", match[1]).lower()
+            page = CITED.get(word, CITED[""])
+            missing = set(re.findall(r"\d+(?:\.\d+)?", match[2])) - sections.get(page, set())
+            if missing:
+                yield Finding(file.path, text.count("\n", 0, match.start(2)) + 1, "citation",
+                              f"{page} has no section {', '.join(sorted(missing))}")
+
+
 def check_macro_count(tree: Tree) -> Iterator[Finding]:
     macros = {m[1] for f in tree.under("src/base/") for _, m in
               f.code_matches(r"^[ \t]*#[ \t]*define[ \t]+(\w+)\(")}
@@ -288,7 +308,8 @@ FILE_RULES: list[Callable[[SourceFile], Iterator[Finding]]] = [
     check_layering, check_foreign_headers, check_macros, check_asm, check_multicast, check_banned,
     check_size, check_template_parameters, check_text, check_opening, check_words,
     check_fragments]
-TREE_RULES: list[Callable[[Tree], Iterator[Finding]]] = [check_links, check_macro_count]
+TREE_RULES: list[Callable[[Tree], Iterator[Finding]]] = [
+    check_links, check_citations, check_macro_count]
 
 
 def run(tree: Tree) -> list[Finding]:

@@ -34,6 +34,9 @@ CLEAN = {
     "tests/words.cpp": "// The rows of a tile, and what\n// Of is for: no opening.\n"
                        "int x;  // Rows,\n        // By order of memory.\n"
                        "CodedRows rows;  // A te" "amwork of cudaMultiprocessorCount.\n",
+    "tests/cited.py": '"""Sums (moe\nspec 6, 6.2), rows (spec 7)."""\n',
+    "docs/moe.md": "## 6. Experts\n\n### 6.2 Sums\n",
+    "docs/numerics.md": "## 7. Rows\n",
     "models/a.txt": "It lies beh" "ind us.\n",
     "docs/a.md": "[up](../README.md) [web](https://example.org) [here](#part)\n",
     "README.md": "# Title\n\n```\n[no](link.md)\n```\n\n[docs](docs)\n",
@@ -91,6 +94,8 @@ BROKEN = [  # Rule, files that break it.
     ("opening-comment", {"src/base/a.cpp": "int x;\n"}),
     ("opening-comment", {"tools/a.sh": "#!/bin/sh\nset -e\n"}),
     ("dead-link", {"docs/a.md": "[text](missing.md)\n"}),
+    ("citation", {"docs/moe.md": "## 1. One\n", "src/base/a.cpp": "// X (moe\n// spec 1, 1.2).\n"}),
+    ("citation", {"docs/moe.md": "## 1. One\n", "tests/a.py": '"""Y."""  # By spec 1.5.\n'}),
     ("banned-word", {"docs/a.md": "A long " "tile of weights.\n"}),
     ("banned-word", {"docs/a.md": "The rows lie beh" "ind it.\n"}),
     ("banned-word", {"src/base/a.cpp": "// X.\nconstexpr int kLong" "Tiles = 2;\n"}),

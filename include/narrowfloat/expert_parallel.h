@@ -1,6 +1,6 @@
 // Expert parallelism: the experts of a Mixture-of-Experts layer lie on several ranks. dispatch()
 // sends the rows of tokens to the ranks of their experts, combine() sums what these return
-// (allreduce spec 10). docs/parallel.md says which transport when.
+// (docs/parallel.md, which also says which transport when).
 //
 //   rank r, its tokens          rank d, its experts              rank r
 //   rows, ids, weights   ->     rows, ids, weights of all  ->    out = sum over destinations

@@ -1,5 +1,5 @@
 // KV caches in NVFP4: blocks of 16 columns of a head, an E4M3 scale each, one decode scale for all
-// keys and one for all values (spec 6.11, 7, 9.4).
+// keys and one for all values (spec 6.11, 7).
 //
 //   value = (code * scale) * decode_scale        rounded once, then to the output's type
 //

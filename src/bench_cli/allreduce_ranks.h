@@ -105,7 +105,7 @@ struct RankEnd {
 // The clock of all processes.
 double steady_seconds();
 
-// Sets the variables that keep NVLink multicast off, also for children (allreduce spec 11.3):
+// Sets the variables that keep NVLink multicast off, also for children (docs/allreduce.md),
 // before the first use of CUDA or NCCL. Throws kInvalidArgument where one has another value.
 void turn_multicast_off();
 

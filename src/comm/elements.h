@@ -1,11 +1,12 @@
 // The element types of an all-reduce on the host: a leaf as fp32 numbers and back. The kernels'
-// counterpart with the same interface and results is device/leaf_elements.cuh.
+// counterpart with the same interface and results is ops/allreduce/sm90/leaf_elements.cuh.
 //
 //   kBytes
-//   widen(leaf, x)       exact
-//   narrow(x)            rounded to nearest even; NaN becomes the canonical NaN (allreduce
-//   spec 3.1) round(x)             the value of narrow() as fp32 load(base, index)    leaf number
-//   `index` of a tensor element(base, index) one element
+//   widen(leaf, x)         exact
+//   narrow(x)              rounded to nearest even; NaN becomes the canonical NaN
+//   round(x)               the value of narrow() as fp32
+//   load(base, index)      leaf number `index` of a tensor
+//   element(base, index)   one element
 #pragma once
 
 #include <cstring>

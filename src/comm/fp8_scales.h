@@ -1,4 +1,4 @@
-// The scales of the FP8 outputs that only the all-reduce has (allreduce spec 3.5). Maxima are taken
+// The scales of the FP8 outputs that only the all-reduce has (docs/allreduce.md). Maxima are taken
 // over the elements that are numbers; 0 where there is none.
 #pragma once
 

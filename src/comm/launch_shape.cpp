@@ -1,4 +1,4 @@
-// The rule of launch shapes (allreduce spec 8.2). A CTA is whole warps, a row of any length is
+// The rule of launch shapes. A CTA is whole warps, a row of any length is
 // covered with predicated ends, a cluster is a power of two that divides the grid, and all CTAs are
 // resident at once.
 #include "comm/launch_shape.h"

@@ -1,5 +1,5 @@
 // Launch shapes and the choice of an algorithm: pure functions of sizes and of capabilities that
-// are equal on all ranks, so that all ranks launch the same grid (allreduce spec 6.5, 8.2).
+// are equal on all ranks, so that all ranks launch the same grid.
 #pragma once
 
 #include <cstdint>

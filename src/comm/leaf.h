@@ -1,5 +1,5 @@
 // A leaf: 8 neighbouring elements of a row, the unit in which rows are exchanged and summed
-// (allreduce spec 3.2, 3.3), as it lies in memory. 16 bytes of fp16 or bf16, 32 of fp32.
+// (docs/allreduce.md, Exactness), as it lies in memory. 16 bytes of fp16 or bf16, 32 of fp32.
 //
 // In peer memory an addend that has not arrived is -0, the sentinel. Addends have no -0:
 // without_negative_zeros() makes them +0 before they are sent. A sum may be -0, by underflow; one

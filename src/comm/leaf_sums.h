@@ -1,5 +1,5 @@
 // The sums of an all-reduce over one leaf: over the ranks, and the local value of the MoE patterns
-// (allreduce spec 3.2, 5). Elements is HostElements or a counterpart for kernels.
+// (docs/allreduce.md, Exactness). Elements is HostElements or a counterpart for kernels.
 #pragma once
 
 #include "base/float_ops.h"
@@ -63,7 +63,7 @@ NF_HOST_DEVICE void set_slot(LeafType (&values)[kSlots], int slot, const LeafTyp
   }
 }
 
-// The sum over the ranks, in their order (allreduce spec 3.2).
+// The sum over the ranks, in their order.
 template <int kMostRanks, class Elements>
 NF_HOST_DEVICE typename Elements::LeafType sum_in_rank_order(
     const typename Elements::LeafType (&values)[kMostRanks], int ranks,

@@ -1,4 +1,4 @@
-// The local addend of the MoE patterns for one leaf (allreduce spec 5.1, 5.2). Pointers are those
+// The local addend of the MoE patterns for one leaf. Pointers are those
 // of a rank's arguments; a tensor that is not there is null.
 #pragma once
 

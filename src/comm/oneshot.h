@@ -1,5 +1,5 @@
 // One-shot all-reduce: every rank sends its message to all others; the data are their own flags
-// (allreduce spec 6.1).
+// (docs/allreduce.md, Protocols).
 //
 //   rank r, call f                           buffers of a rank, one slot for each source
 //   push   own leaves -> slot r of           [f % 3]      arriving: sentinels turn into data
@@ -10,7 +10,7 @@
 //
 // Three buffers are enough, and two are not: a rank that starts call f+2 has seen data of call f+1
 // from every peer, which each pushed after its call f was over. A rank polls its own memory alone;
-// calls of one rank do not overlap (allreduce spec 6.3, S1 to S3).
+// calls of one rank do not overlap.
 //
 // A Row gives and takes the leaves of one rank:
 //   local_value(token, leaf)               this rank's addend

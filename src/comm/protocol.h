@@ -1,5 +1,5 @@
 // The parts that the all-reduce protocols share: bounded waits, faults, barriers between ranks, and
-// the end of a call (allreduce spec 6, 12.5). The protocols are templates over the CTA that runs a
+// the end of a call (docs/allreduce.md). The protocols are templates over the CTA that runs a
 // part of one rank's side: a CTA of a grid, or a thread of a process. So CPU tests run the text
 // that GPUs run.
 //

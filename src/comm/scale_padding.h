@@ -1,4 +1,4 @@
-// The rows that pad the scales of an all-reduce, which are written as zero (allreduce spec 4), in
+// The rows that pad the scales of an all-reduce, which are written as zero (spec 8.2), in
 // words of four bytes: four byte scales of a swizzled row, or four exponents of FP8 groups.
 #pragma once
 

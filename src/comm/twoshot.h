@@ -1,5 +1,5 @@
 // Two-shot all-reduce: a reduce-scatter and an all-gather by stores to peer memory; as in the
-// one-shot, the data are their own flags (allreduce spec 6.1, 6.2).
+// one-shot, the data are their own flags (docs/allreduce.md, Protocols).
 //
 //   rank r, call f                              areas of a rank
 //   push    own addends -> slot r of staging    staging, 2: one slot for each source, of the leaves

@@ -1,5 +1,5 @@
-// The parts of an all-reduce workspace, their places, and their contents at the start (allreduce
-// spec 7). Everything is a pure function of the number of ranks and the capacities.
+// The parts of an all-reduce workspace, their places, and their contents at the start
+// (docs/allreduce.md). Everything is a pure function of the number of ranks and the capacities.
 //
 //   peer-visible region of a rank                        written by
 //   | abort cell, 128 bytes                              | any rank, once

@@ -1,4 +1,4 @@
-// RMSNorm with the same bits on every device and for any batch (spec 6.12, allreduce spec 3.3).
+// RMSNorm with the same bits on every device and for any batch (spec 6.12).
 //
 // The sum of squares is one fixed binary tree over a row: leaf i is the fused multiply-add chain of
 // elements 8i..8i+7, neighbours are added pairwise up to one value, absent leaves count as +0. Its

@@ -80,7 +80,7 @@ class QuantizeConformance : public DeviceTest<QuantizeCombination> {
             << "\n  surroundings: " << static_cast<int>(style.poison);
       }
     }
-    // fp32 input is optional on CUDA (spec 3).
+    // fp32 input is optional on CUDA.
     coverage_.end_case(test_case.dtype != DType::kF32, to_string(test_case));
   }
 

@@ -396,7 +396,7 @@ TEST_F(AllReduceCuda, ReplaysOfAGraphContinueTheSequence) {
 }
 
 // Three calls, each between kernels that write its inputs and read its outputs long after they have
-// triggered the next launch (allreduce spec 9).
+// triggered the next launch.
 class LateChain {
  public:
   explicit LateChain(int ranks)

@@ -1,4 +1,4 @@
-// See bulk_kernels.h. One thread per word, blocks in a loop over the buffer.
+// See bulk_kernels.h. Each thread takes every stride-th element of the buffer.
 #include "base/host_device.h"
 #include "cuda/bulk_kernels.h"
 #include "runtime/cuda/cuda_devices.h"
@@ -8,7 +8,7 @@ namespace narrowfloat::testing {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocks = 4096;
+constexpr int kCtas = 4096;
 
 // A mixture of the bits of a place (murmur3's last step).
 __device__ uint32_t hash_of(int64_t place) {
@@ -38,7 +38,7 @@ __global__ void count_differences_kernel(const uint8_t* a, const uint8_t* b, int
   if (found > 0) atomicAdd(differences, found);
 }
 
-constexpr LaunchShape kShape{.ctas = kBlocks, .threads = kThreads};
+constexpr LaunchShape kShape{.ctas = kCtas, .threads = kThreads};
 
 }  // namespace
 

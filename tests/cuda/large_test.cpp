@@ -1,4 +1,4 @@
-// Tensors of more than 2^31 elements and 2^32 bytes on the GPU (spec 14.10): the same bytes as
+// Tensors of more than 2^31 elements and 2^32 bytes on the GPU: the same bytes as
 // their rows give in small calls, and as the host gives for rows at both ends and around the
 // borders.
 #include <algorithm>

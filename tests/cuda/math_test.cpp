@@ -1,5 +1,5 @@
 // The scalar functions that device code shares with the host, and the instructions that have a
-// model there (spec 14.2, 14.12): the same bits for all arguments, or for a dense sample where the
+// model there: the same bits for all arguments, or for a dense sample where the
 // host would take too long.
 #include <array>
 #include <atomic>

@@ -177,7 +177,7 @@ def test_buckets(calls: Calls, clock: list[int], tmp_path: Path) -> None:
 
 
 def test_default_buckets() -> None:
-    """As the specification lists them (moe spec 10.1)."""
+    """Powers of two, then multiples: each bucket once, in ascending order."""
     found = _tuning.default_buckets()
     assert found == sorted(set(found))
     for bucket in (1, 2, 256, 512, 768, 2048, 2560, 4096, 8192, 16384):

@@ -1,6 +1,6 @@
 """cutlass_fused_moe(use_w4_group_scaling=True): weights interleaved as the specification says.
 
-Byte by byte and bit by bit (moe spec 7.6), which is all that this test shares with the package.
+Byte by byte and bit by bit; this test shares no code with the package.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def lib(request: pytest.FixtureRequest) -> Any:
 
 
 def shuffled_row(row: int, block: int) -> int:
-    """New place of a row (moe spec 7.2)."""
+    """New place of a row (spec 8.7)."""
     j = row % block
     step = 4 if block == 32 else 2
     return row - j + 8 * (j % step) + j // step

@@ -86,7 +86,7 @@ class Case:
         return torch.stack([w.factor.reshape(()) for w in (self.layer.w1, self.layer.w2)[which]])
 
     def scalars(self) -> tuple[torch.Tensor, ...]:
-        """output1_scale_scalar, the gate's, output2_scale_scalar (moe spec 9.2)."""
+        """output1_scale_scalar, the gate's, output2_scale_scalar."""
         dynamic = self.mode == "nvfp4_per_token"
         gate = self.factors(0) if dynamic else self.factors(0) * self.x.factor
         m = self.layer.multiplier

@@ -1,6 +1,6 @@
 """NVFP4, MXFP4, MXFP8 and FP8 against formulas written with torch from the specification alone.
 
-Bitwise equal, on the cases, sizes and layouts of spec 14.3: its largest sizes with random numbers
+Bitwise equal, on many cases, sizes and layouts: the largest sizes with random numbers
 of one type, 4-over-6 on every third of the others. On a GPU, where there is one, too.
 """
 

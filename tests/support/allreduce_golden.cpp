@@ -15,8 +15,7 @@ namespace {
 constexpr float kLargestFloat = std::numeric_limits<float>::max();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// --- Elements
-// -------------------------------------------------------------------------------------
+// ---- Elements
 
 class Elements {
  public:
@@ -61,8 +60,7 @@ class Elements {
 
 float without_negative_zero(float value) { return value == 0.0F ? 0.0F : value; }
 
-// --- The sum
-// --------------------------------------------------------------------------------------
+// ---- The sum
 
 float reduced_experts(const GoldenInputs& in, const GoldenRank& rank, int64_t token, int64_t col) {
   const Elements e(in.problem.element);
@@ -121,8 +119,7 @@ float sum_over_ranks(const GoldenInputs& in, int64_t token, int64_t col) {
   return e.round(s);
 }
 
-// --- The norm
-// -------------------------------------------------------------------------------------
+// ---- The norm
 
 // The subtree over `size` leaves from leaf `first` on; size is a power of two.
 float tree(const std::vector<float>& x, size_t first, size_t size) {
@@ -139,8 +136,7 @@ float sum_of_squares(const std::vector<float>& x) {
   return tree(x, 0, leaves);
 }
 
-// --- Quantization
-// ---------------------------------------------------------------------------------
+// ---- Quantization
 
 // The largest magnitude that is a number; NaN if there is none and nan_if_none is set, else 0.
 float maximum(const std::vector<float>& n, size_t first, size_t count, bool nan_if_none) {

@@ -1,5 +1,5 @@
 // The all-reduce from first principles: every output of a call from the inputs of all ranks, one
-// token and one element at a time, by the formulas of allreduce spec 3 to 5. It shares nothing with
+// token and one element at a time, by the formulas of docs/allreduce.md. It shares nothing with
 // the library but the conversions of single elements. tests/golden/allreduce_golden.txt judges it.
 #pragma once
 
@@ -59,7 +59,7 @@ struct GoldenOutputs {
 
 GoldenOutputs allreduce_golden(const GoldenInputs& inputs);
 
-// The offset of a block scale in a layout (allreduce spec 4), and the bytes of all, with padding.
+// The offset of a block scale in a layout (spec 8.2), and the bytes of all, with padding.
 int64_t golden_scale_offset(ScaleLayoutId layout, int64_t row, int64_t block, int64_t blocks);
 int64_t golden_scale_bytes(ScaleLayoutId layout, int64_t rows, int64_t blocks);
 // Words of FP8 group exponents: the last column has all rows, or only those of tokens.

@@ -25,8 +25,7 @@ constexpr int64_t kFaultBytes = 128;
 
 }  // namespace
 
-// --- RankGroup
-// ------------------------------------------------------------------------------------
+// ---- RankGroup
 
 RankGroup::RankGroup(int ranks, const AllReduceCapacities& capacities, DType element,
                      std::chrono::milliseconds deadline)
@@ -90,8 +89,7 @@ bool RankGroup::intact() const {
   return true;
 }
 
-// --- RankTensors
-// ----------------------------------------------------------------------------------
+// ---- RankTensors
 
 TensorView RankTensors::add(const void* data, size_t bytes, DType dtype,
                             std::initializer_list<int64_t> shape, int64_t misalignment) {
@@ -275,8 +273,7 @@ std::string RankTensors::difference(const GoldenOutputs& expected) const {
   return text;
 }
 
-// --- Inputs
-// ---------------------------------------------------------------------------------------
+// ---- Inputs
 
 GoldenInputs random_inputs(const AllReduceProblem& problem, int ranks, Fill fill, uint64_t seed) {
   Random random(seed);
@@ -332,8 +329,7 @@ GoldenInputs random_inputs(const AllReduceProblem& problem, int ranks, Fill fill
   return in;
 }
 
-// --- Running
-// --------------------------------------------------------------------------------------
+// ---- Running
 
 void run_rank(const RankGroup& group, int rank, const AllReduceImpl& impl,
               const AllReduceProblem& problem, const AllReduceArgs& args) {

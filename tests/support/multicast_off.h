@@ -1,4 +1,4 @@
-// Tests that use several GPUs keep NVLink multicast off (allreduce spec 11.3).
+// Tests that use several GPUs keep NVLink multicast off (docs/allreduce.md, Protocols).
 #pragma once
 
 #include <array>

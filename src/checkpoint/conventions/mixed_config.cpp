@@ -113,8 +113,7 @@ std::vector<json> split_modelopt(const json& config) {
   return list;
 }
 
-// --- Writing
-// --------------------------------------------------------------------------------------
+// ---- Writing
 
 // "model\.layers\.\d+\.mlp": all modules whose names differ in numbers only.
 std::string pattern_of(std::string_view module) {

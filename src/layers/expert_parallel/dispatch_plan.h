@@ -1,4 +1,4 @@
-// The destinations of the tokens of one rank (allreduce spec 10.1) depend on their ids alone.
+// The destinations of the tokens of one rank (docs/parallel.md) depend on their ids alone.
 #pragma once
 
 #include <cstdint>

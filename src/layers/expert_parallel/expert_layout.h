@@ -1,5 +1,5 @@
 // The parts of one rank's memory for expert parallelism, and their places: a pure function of the
-// configuration and the number of ranks (allreduce spec 10.1, 10.3).
+// configuration and the number of ranks.
 //
 //   | abort cell | flags of tokens | flags of results |        128 bytes each; word s: rank s
 //   | counts | values | scales | row scales | ids | weights |  a block for each source

@@ -1,4 +1,4 @@
-// See expert_rank.h. The steps are those of allreduce spec 10.1.
+// See expert_rank.h. docs/parallel.md has the semantics.
 #include "layers/expert_parallel/expert_rank.h"
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// Expert parallelism through memory that all ranks map (allreduce spec 10.3). A sender stores rows
+// Expert parallelism through memory that all ranks map. A sender stores rows
 // where the receiver reads them; the experts store results in their own memory, and the rank that
 // sent the tokens reads them there.
 //

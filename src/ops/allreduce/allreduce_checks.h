@@ -1,4 +1,4 @@
-// Checks of an all-reduce before anything is launched (allreduce spec 2.3), and its lowering to
+// Checks of an all-reduce before anything is launched, and its lowering to
 // plain pointers.
 #pragma once
 

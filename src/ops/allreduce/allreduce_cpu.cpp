@@ -62,7 +62,7 @@ void run_twoshot(const AllReduceCall& call, const RankArgs& args,
   });
 }
 
-// The sum of one leaf over the staging areas (allreduce spec 3.2).
+// The sum of one leaf over the staging areas.
 template <class Elements>
 typename Elements::LeafType sum_of_staged(const RankArgs& args, int64_t index) {
   float sum[kLeafElements] = {};

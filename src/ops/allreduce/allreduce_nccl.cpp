@@ -1,5 +1,5 @@
-// nccl_exact and nccl: NCCL moves the data, for every size, topology and number of ranks (allreduce
-// spec 11.4).
+// nccl_exact and nccl: NCCL moves the data, for every size, topology and number of ranks
+// (docs/allreduce.md, Protocols).
 //
 //   nccl_exact   ranges of leaves to their owners | sum in rank order | all-gather | epilogue
 //   nccl         ncclAllReduce                                                     | epilogue

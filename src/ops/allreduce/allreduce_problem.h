@@ -1,5 +1,5 @@
 // An all-reduce as data: what is computed and on what kind of workspace. Equal on all ranks, so
-// that all ranks select the same implementation (allreduce spec 13.1).
+// that all ranks select the same implementation.
 #pragma once
 
 #include <span>

@@ -1,5 +1,5 @@
 // Quantization of a token's norm, with the formats' own rules in exact mode: the bytes of the
-// public quantizers (allreduce spec 3.5, 4).
+// public quantizers.
 #include "ops/allreduce/cpu_row.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // The Row of the all-reduce protocols on the CPU: where a rank's addends come from, and the
-// epilogue of a token in plain scalar code (allreduce spec 3.4, 3.5, 4, 5). A row belongs to one
+// epilogue of a token in plain scalar code (docs/allreduce.md, Exactness). A row belongs to one
 // CTA, which is a thread.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Creation, life and errors of workspaces (allreduce spec 7, 12). Every phase of the creation ends
+// Creation, life and errors of workspaces (docs/allreduce.md). Every phase of the creation ends
 // with an agreement, so a rank that fails does not leave the others waiting.
 #include "ops/allreduce/workspace.h"
 

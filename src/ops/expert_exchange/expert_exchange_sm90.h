@@ -1,5 +1,5 @@
 // Expert parallelism on GPUs: the kernels that plan, send and receive tokens, and return and sum
-// results (allreduce spec 10). Everything is queued on a stream, in the order of this file; sizes
+// results (docs/parallel.md). Everything is queued on a stream, in the order of this file; sizes
 // are those of the host's arguments, and no count is read there. It needs no CUDA header.
 //
 //   plan_tokens     ids -> places of the tokens in the blocks that go to each rank, counts

@@ -1,5 +1,5 @@
 // sm90_halves: numbers from NVFP4 blocks of KV caches, gathered through page tables or row by row
-// (spec 7, 9.4), bound by memory; and the reordering of V's scales (spec 8.8).
+// (spec 7), bound by memory; and the reordering of V's scales (spec 8.8).
 //
 // A thread dequantizes half a block: 4 bytes of codes, one scale, one 16-byte store of a 16-bit
 // type or two of fp32. A code's bits, shifted left, are an fp16 number of a 2^14th of its value;

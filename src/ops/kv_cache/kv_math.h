@@ -1,4 +1,4 @@
-// The arithmetic and the addressing of KV caches that CPU and GPU share (spec 6.11, 8.8, 9.4).
+// The arithmetic and the addressing of KV caches that CPU and GPU share (spec 6.11, 8.8).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// sm90_blocks: NVFP4 blocks of rows, of appended tokens and of whole caches (spec 6.11, 9.4). It is
+// sm90_blocks: NVFP4 blocks of rows, of appended tokens and of whole caches (spec 6.11). It is
 // bound by memory.
 //
 // A thread quantizes one block: two 16-byte loads, eight bytes of codes, one scale. Neighbouring

@@ -1,4 +1,4 @@
-// sm90_words: one bit per element, eight a byte (spec 9.3). It is bound by reads.
+// sm90_words: one bit per element, eight a byte. It is bound by reads.
 //
 // One run: a thread loads 32 elements as two 16-byte vectors and stores their bits as a word; one
 // multiplication turns bytes of 0 and 1 into a nibble. Segments: one CTA sums the segments' bytes

@@ -1,5 +1,5 @@
 // The base class: collectives on top of all_gather(), and the agreement of all ranks on success or
-// one error (allreduce spec 12.1, 12.3).
+// one error.
 #include "narrowfloat/bootstrap.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The bootstrap that the environment asks for, or that suits the launcher (allreduce spec 12.2).
+// The bootstrap that the environment asks for, or that suits the launcher (docs/allreduce.md).
 #include <filesystem>
 
 #include "base/throw_error.h"

@@ -1,5 +1,5 @@
 // Phases of a collective operation: work that each rank does alone, after which every rank knows
-// whether it succeeded on all of them (allreduce spec 12.3).
+// whether it succeeded on all of them.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The variables of launchers (allreduce spec 12.2), a row each of rank and size, and one of local
+// The variables of launchers (docs/allreduce.md), a row each of rank and size, and one of local
 // rank and ranks of the host:
 //
 //   torchrun   RANK, WORLD_SIZE

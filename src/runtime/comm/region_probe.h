@@ -1,5 +1,5 @@
-// Whether the ranks really reach each other's memory: they write patterns and read them back
-// (allreduce spec 12.4). A transport may report success and yet deliver nothing, for example peer
+// Whether the ranks really reach each other's memory: they write patterns and read them back.
+// A transport may report success and yet deliver nothing, for example peer
 // access through an IOMMU that translates it.
 #pragma once
 

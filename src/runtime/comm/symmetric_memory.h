@@ -1,5 +1,5 @@
 // Memory that all ranks of a group can reach: one region of the same size on each rank, mapped in
-// every process (allreduce spec 12.4). NVLink multicast is never used (allreduce spec 11.3).
+// every process (docs/allreduce.md, Launchers). NVLink multicast is never used.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace narrowfloat {
 
 class SymmetricMemory {
  public:
-  // Ranks of a workspace (allreduce spec 2.3).
+  // Ranks of a workspace.
   static constexpr int kMaxRanks = kMostAllReduceRanks;
 
   SymmetricMemory(const SymmetricMemory&) = delete;

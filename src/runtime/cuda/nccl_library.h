@@ -1,6 +1,6 @@
 // NCCL, found and loaded at run time: the file that NARROWFLOAT_NCCL names; without that variable
 // the copy that the process has loaded already (torch's), else libnccl.so.2 on the loader's path
-// (allreduce spec 11.2).
+// (docs/allreduce.md, Launchers).
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ struct NcclLibrary {
 };
 
 // Loads NCCL once for the process, for good. NVLink multicast stays off: NCCL_NVLS_ENABLE is set to
-// 0 where the environment has no value (allreduce spec 11.3). NCCL reads it when the process makes
+// 0 where the environment has no value (docs/allreduce.md). NCCL reads it when the process makes
 // its first communicator; if torch has made one before, torch's value holds. Throws kUnsupported
 // that says what was tried.
 const NcclLibrary& nccl_library();

@@ -1,4 +1,4 @@
-// Launch shapes: the invariants of allreduce spec 8.2 over a sweep, and examples of them.
+// Launch shapes: the invariants of launch_shape.cpp over a sweep, and examples of them.
 #include "comm/launch_shape.h"
 
 #include <bit>

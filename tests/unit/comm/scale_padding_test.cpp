@@ -1,5 +1,5 @@
 // The words of scale tensors: logical words and words of pad rows cover a tensor once, by the
-// offsets of allreduce spec 4.
+// offsets of spec 8.2.
 #include "comm/scale_padding.h"
 
 #include <array>

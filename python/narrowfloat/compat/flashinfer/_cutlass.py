@@ -1,4 +1,4 @@
-"""cutlass_fused_moe: weights in canonical rows [up; gate], given routings (moe spec 8.4, 9.3)."""
+"""cutlass_fused_moe: weights in canonical rows [up; gate], given routings."""
 
 from __future__ import annotations
 

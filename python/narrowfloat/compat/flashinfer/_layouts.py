@@ -253,7 +253,7 @@ def _linear_scales(argument: str, swizzled: Any, batch: int, rows: int, blocks: 
 
 
 def weight_gather(argument: str, rows: int, block: int, interleaved: bool) -> np.ndarray[Any, Any]:
-    """The gather that undoes FlashInfer's preparation of a weight matrix (moe spec 7.3)."""
+    """The gather that undoes FlashInfer's preparation of a weight matrix."""
     held = shuffle_gather(argument, rows, block)
     if interleaved:
         held = gated_gather(argument, rows)[held]

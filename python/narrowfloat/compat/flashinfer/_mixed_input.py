@@ -1,6 +1,6 @@
 """MXFP4 weights interleaved for Hopper's mixed-input kernels, and back in canonical order.
 
-These are the weights of `cutlass_fused_moe(use_w4_group_scaling=True)` (moe spec 7.6). In
+These are the weights of `cutlass_fused_moe(use_w4_group_scaling=True)`. In
 blocks of 16 rows and 32 bytes, word q of the 16 bytes g of row r + 8 h holds bytes
 8 (2 g + h) + q and + 4 of rows r and r + 8, with its bits in another order.
 """

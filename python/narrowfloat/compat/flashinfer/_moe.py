@@ -151,7 +151,7 @@ def trtllm_bf16_routed_moe(
 
 
 def _scalars(kind: int, folded: Any, gate: Any) -> dict[str, Any]:
-    """Factors of the two halves of the first matrix and of the intermediate (moe spec 9.2)."""
+    """Factors of the two halves of the first matrix and of the intermediate."""
     if is_gated(kind) and int(kind) != 10:
         return {"up_scale": folded, "gate_scale": gate, "inter_multiplier": 1.0}
     gate_scale = gate if is_gated(kind) else None

@@ -1,4 +1,4 @@
-"""trtllm_fp4_block_scale_moe: NVFP4 and MXFP4 weights (moe spec 8.3, 9.2)."""
+"""trtllm_fp4_block_scale_moe: NVFP4 and MXFP4 weights."""
 
 from __future__ import annotations
 

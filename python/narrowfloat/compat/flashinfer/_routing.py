@@ -84,7 +84,7 @@ class RouterSizes:
     local_name: str = "local_num_experts"
 
     def check(self) -> None:
-        """Checks that apply to given routings, too (moe spec 4.4)."""
+        """Checks that apply to given routings, too."""
         if not 1 <= self.top_k <= self.experts:
             raise CheckError(
                 f"{self.k_name}: expected 1 to {self.experts}, the number of experts, got "

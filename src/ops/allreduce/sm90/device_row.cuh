@@ -1,5 +1,5 @@
 // The Row of the all-reduce protocols on a GPU: where a rank's addends come from, and the epilogue
-// of a token (allreduce spec 3.4, 3.5).
+// of a token (docs/allreduce.md, Exactness).
 //
 //   accept()   lane = leaf of 8 columns: residual, the row x to shared memory, squares along the
 //              tree of formats/rms_norm.h: a warp's chunk by shuffles, the chunks of all CTAs of

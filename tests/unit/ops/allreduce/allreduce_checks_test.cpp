@@ -64,8 +64,7 @@ TEST(AllReduceChecks, LowerScalesOfTokensAndRows) {
   EXPECT_EQ(row.lower().epilogue.scale_extents.blocks, 4);
 }
 
-// --- The problem
-// ----------------------------------------------------------------------------------
+// ---- The problem
 
 struct ProblemCase {
   std::function<void(AllReduceProblem&)> change;
@@ -154,8 +153,7 @@ TEST(AllReduceChecks, RefuseProblems) {
   check_allreduce_problem({.tokens = 0, .hidden = 8});
 }
 
-// --- Tensors
-// --------------------------------------------------------------------------------------
+// ---- Tensors
 
 using View = TensorView AllReduceArgs::*;
 using MoeView = TensorView AllReduceMoe::*;
@@ -432,8 +430,7 @@ TEST(AllReduceChecks, RefuseNumbersOutOfRange) {
   call.expect({"moe.routed_scaling", "finite"});
 }
 
-// --- Overlaps
-// -------------------------------------------------------------------------------------
+// ---- Overlaps
 
 TEST(AllReduceChecks, LetOutputsTakeThePlaceOfTheInput) {
   Call call(problem_of(AllReducePattern::kNormFp8));

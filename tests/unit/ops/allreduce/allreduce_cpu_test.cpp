@@ -275,8 +275,7 @@ TEST(AllReduceCpu, KeepsDenormalsWhereTheCallerFlushesThem) {
 }
 #endif
 
-// --- The library's own quantizers
-// -----------------------------------------------------------------
+// ---- The library's own quantizers
 
 // The outputs of rank 0.
 struct FusedCall {

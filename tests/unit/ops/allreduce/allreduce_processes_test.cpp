@@ -52,8 +52,7 @@ TEST(AllReduceProcesses, GiveTheModelsBytes) {
   }
 }
 
-// --- A rank that dies
-// -----------------------------------------------------------------------------
+// ---- A rank that dies
 
 constexpr int kVictim = 1;
 constexpr int kFatalCall = 1;

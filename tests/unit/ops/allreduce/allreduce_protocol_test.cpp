@@ -178,8 +178,7 @@ TEST(AllReduceProtocol, ClearsAllThatACallHasUsed) {
   }
 }
 
-// --- Delays
-// ---------------------------------------------------------------------------------------
+// ---- Delays
 
 std::atomic<uint64_t> delay_seed{0};
 
@@ -213,8 +212,7 @@ TEST(AllReduceProtocol, BearsARankThatIsAHundredTimesSlower) {
   }
 }
 
-// --- Faults
-// ---------------------------------------------------------------------------------------
+// ---- Faults
 
 // Runs a call without rank 1; returns when the others have given up.
 void run_without_rank_1(const RankGroup& group, const AllReduceImpl& impl, const GoldenInputs& in) {
@@ -333,8 +331,7 @@ TEST(AllReduceProtocol, EmptiesAllThatATwoShotHasUsed) {
   }
 }
 
-// --- Ranges of leaves
-// ---------------------------------------------------------------------------------
+// ---- Ranges of leaves
 
 TEST(LeafRange, DividesLeavesWithoutGaps) {
   for (const int64_t leaves : {0, 1, 2, 7, 33, 128}) {

@@ -205,8 +205,7 @@ TEST(AllReduceExplain, SaysWhyAnImplementationIsNotTaken) {
   }
 }
 
-// --- Processes
-// ------------------------------------------------------------------------------------
+// ---- Processes
 
 // Creates a workspace in a process for each rank and calls body(workspace, rank), which returns the
 // status of the process.

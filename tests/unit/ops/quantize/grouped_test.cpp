@@ -1,4 +1,4 @@
-// Batched, grouped and per-token forms against dense calls (spec 6.2, 8.3, 8.4, 8.6, 14.8, 14.13).
+// Batched, grouped and per-token forms against dense calls (spec 6.2, 8.3, 8.4, 8.6).
 #include <algorithm>
 #include <cmath>
 #include <limits>
