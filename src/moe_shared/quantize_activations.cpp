@@ -15,8 +15,8 @@ std::string_view name(RowChoice choice) {
       return "all rows";
     case RowChoice::kGathered:
       return "gathered";
-    case RowChoice::kMarked:
-      return "marked rows";
+    case RowChoice::kListed:
+      return "listed rows";
   }
   return "";
 }

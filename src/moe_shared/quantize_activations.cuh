@@ -20,12 +20,12 @@ struct QuantizeActivationsParams {
   DequantizedRows dequantized;  // Optional.
   DType input_dtype;
   float input_max;
-  // One entry for each row of the output, or null. A row with a negative entry is not written.
-  // Otherwise its source is row map[row] if `gathers`, else the row with its own number.
+  // Sources of the rows of the output, or, if they are listed, rows that are made from themselves;
+  // or null. There is none where an entry is negative.
   const int32_t* map;
-  bool gathers;
+  bool is_list;
   uint32_t input_rows;
-  uint32_t rows;
+  uint32_t rows;  // The output's, or those of the list.
   uint32_t cols;
   uint32_t groups;      // Groups of 128 columns in a row.
   FastDivisor bundles;  // Bundles of groups in a row.
@@ -37,16 +37,17 @@ struct QuantizeActivationsParams {
   int32_t experts;
 };
 
-// The source of row `row`, or kNoRow. It never lies beyond the buffers, whatever the map holds.
-__device__ inline uint32_t source_of(const QuantizeActivationsParams& params, uint32_t row) {
-  if (row >= params.rows) return kNoRow;
-  uint32_t source = row;
-  if (params.map != nullptr) {
-    const auto entry = load_readonly<int32_t>(params.map + row);
-    if (entry < 0) return kNoRow;
-    if (params.gathers) source = static_cast<uint32_t>(entry);
-  }
-  return source < params.input_rows ? source : kNoRow;
+// A row of the output and its source, or kNoRow. They never lie beyond the buffers, whatever the
+// map holds.
+struct RowPair {
+  uint32_t source;
+  uint32_t row;
+};
+__device__ inline RowPair pair_of(const QuantizeActivationsParams& params, uint32_t i) {
+  if (i >= params.rows) return {kNoRow, i};
+  // Negative entries are large ones.
+  const uint32_t source = params.map == nullptr ? i : load_readonly<uint32_t>(params.map + i);
+  return {source < params.input_rows ? source : kNoRow, params.is_list ? source : i};
 }
 
 __device__ inline float multiplier_of(const QuantizeActivationsParams& params, uint32_t row) {
@@ -95,10 +96,10 @@ __device__ inline uint32_t lane_col(uint32_t group) {
 // All groups of the bundle are loaded before the first is encoded.
 template <RowFormat kFormat, int kGroups>
 __device__ void quantize_bundle(const QuantizeActivationsParams& params, uint32_t item) {
-  const uint32_t row = params.bundles.quotient(item);
-  const uint32_t source = source_of(params, row);
+  const uint32_t index = params.bundles.quotient(item);
+  const auto [source, row] = pair_of(params, index);
   if (source == kNoRow) return;
-  const uint32_t first = (item - row * params.bundles.divisor()) * kGroups;
+  const uint32_t first = (item - index * params.bundles.divisor()) * kGroups;
   FourColumns x[kGroups];
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
@@ -145,29 +146,27 @@ __device__ void visit_row(const QuantizeActivationsParams& params, uint32_t sour
 }
 
 template <RowFormat kFormat>
-__device__ void encode_row_by_block(const QuantizeActivationsParams& params, uint32_t row,
+__device__ void encode_row_by_block(const QuantizeActivationsParams& params, const RowPair& pair,
                                     const RowFactors& factors, const RowTarget& target) {
-  visit_row(params, source_of(params, row),
-            [&](const FourColumns& x, uint32_t col, bool has_columns) {
-              encode_row_group<kFormat>(x, col, has_columns, factors, target,
-                                        dequantized_row(params, row));
-            });
+  visit_row(params, pair.source, [&](const FourColumns& x, uint32_t col, bool has_columns) {
+    encode_row_group<kFormat>(x, col, has_columns, factors, target,
+                              dequantized_row(params, pair.row));
+  });
 }
 
 // Called by a CTA, with a word of shared memory per warp: quantizes a row of a format with a row
 // scale.
 template <RowFormat kFormat>
-__device__ inline void quantize_token_row(const QuantizeActivationsParams& params, uint32_t row,
-                                          uint32_t* shared_scratch) {
-  const uint32_t source = source_of(params, row);
-  if (source == kNoRow) return;
-  const float amax = find_row_maximum(params, source);
+__device__ inline void quantize_token_row(const QuantizeActivationsParams& params,
+                                          const RowPair& pair, uint32_t* shared_scratch) {
+  if (pair.source == kNoRow) return;
+  const float amax = find_row_maximum(params, pair.source);
   const float row_amax = bits_float(block_max(float_bits(amax), shared_scratch));
-  const RowTarget target = params.output.target(row);
+  const RowTarget target = params.output.target(pair.row);
   const RowFactors factors =
       token_row_factors<kFormat>(row_amax, target, threadIdx.x == 0, params.input_max);
   trigger_dependent_launch();
-  encode_row_by_block<kFormat>(params, row, factors, target);
+  encode_row_by_block<kFormat>(params, pair, factors, target);
 }
 
 // Groups of a row that each warp of a CTA holds in registers.
@@ -180,22 +179,21 @@ __device__ inline bool holds_row(const QuantizeActivationsParams& params) {
 
 // quantize_token_row() to kFp8Token for rows that holds_row() says the CTA holds: it reads them
 // once, all columns at the same time.
-__device__ inline void quantize_held_row(const QuantizeActivationsParams& params, uint32_t row,
-                                         uint32_t* shared_scratch) {
-  const uint32_t source = source_of(params, row);
-  if (source == kNoRow) return;
+__device__ inline void quantize_held_row(const QuantizeActivationsParams& params,
+                                         const RowPair& pair, uint32_t* shared_scratch) {
+  if (pair.source == kNoRow) return;
   const uint32_t step = blockDim.x * kLaneCols;
   uint2 held[kHeldGroups];
 #pragma unroll
   for (uint32_t i = 0; i < kHeldGroups; ++i) {
     const uint32_t col = threadIdx.x * kLaneCols + i * step;
-    held[i] = col < params.cols ? load_halves(params, source, col) : uint2{};
+    held[i] = col < params.cols ? load_halves(params, pair.source, col) : uint2{};
   }
   float amax = 0.0F;
 #pragma unroll
   for (const uint2 words : held) amax = larger_maximum(amax, widened(params, words));
   const float row_amax = bits_float(block_max(float_bits(amax), shared_scratch));
-  const RowTarget target = params.output.target(row);
+  const RowTarget target = params.output.target(pair.row);
   const RowFactors factors =
       token_row_factors<RowFormat::kFp8Token>(row_amax, target, threadIdx.x == 0, params.input_max);
 #pragma unroll
@@ -226,15 +224,14 @@ __device__ inline int find_row_shift(const QuantizeActivationsParams& params, ui
 
 // Called by a CTA, with a word of shared memory per warp: quantizes a row of MXFP8 and stores it
 // dequantized as well.
-__device__ inline void quantize_mxfp8_row(const QuantizeActivationsParams& params, uint32_t row,
-                                          uint32_t* shared_scratch) {
-  const uint32_t source = source_of(params, row);
-  if (source == kNoRow) return;
-  const int shift = find_row_shift(params, source, shared_scratch);
-  if (threadIdx.x == 0) params.dequantized.factors[row] = power_of_two(shift);
+__device__ inline void quantize_mxfp8_row(const QuantizeActivationsParams& params,
+                                          const RowPair& pair, uint32_t* shared_scratch) {
+  if (pair.source == kNoRow) return;
+  const int shift = find_row_shift(params, pair.source, shared_scratch);
+  if (threadIdx.x == 0) params.dequantized.factors[pair.row] = power_of_two(shift);
   trigger_dependent_launch();
   const RowFactors factors{.dequantized_factor = power_of_two(-shift)};
-  encode_row_by_block<RowFormat::kMxfp8>(params, row, factors, params.output.target(row));
+  encode_row_by_block<RowFormat::kMxfp8>(params, pair, factors, params.output.target(pair.row));
 }
 
 // Largest finite number of an input type (spec 6.7).

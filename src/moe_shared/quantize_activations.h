@@ -13,7 +13,7 @@ namespace narrowfloat {
 enum class RowChoice : int {
   kAll = 0,       // Row p from row p.
   kGathered = 1,  // Row p from row map[p]; none where that is negative.
-  kMarked = 2,    // Row p from row p; none where map[p] is negative.
+  kListed = 2,    // For each i, row map[i] from itself; none where that is negative.
 };
 
 struct QuantizeActivationsArgs {
@@ -22,7 +22,8 @@ struct QuantizeActivationsArgs {
   // Static formats only. With a value per expert, row p has that of the expert of its tile.
   PerExpert multiplier;
   RowChoice choice = RowChoice::kAll;
-  TensorView map;  // I32, one for each row of the output; for kAll absent.
+  // I32; kGathered: one for each row of the output; kListed: rows, each once; for kAll absent.
+  TensorView map;
   TensorView tile_to_expert;
   int32_t token_tile = 0;
   CodedRows output;

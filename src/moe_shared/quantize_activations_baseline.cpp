@@ -50,11 +50,9 @@ void quantize_row(const TensorView& rows, int64_t row, const RowRules& rules,
   }
 }
 
-// The row that row `row` of the output is made from; -1 for none.
-int64_t source_of(const QuantizeActivationsArgs& args, int64_t row) {
-  if (args.choice == RowChoice::kAll) return row;
-  const int64_t entry = static_cast<const int32_t*>(args.map.data)[row];
-  return args.choice == RowChoice::kMarked && entry >= 0 ? row : entry;
+// The row that the i-th row of the output is made from, or the i-th of the list; -1 for none.
+int64_t source_of(const QuantizeActivationsArgs& args, int64_t i) {
+  return args.choice == RowChoice::kAll ? i : static_cast<const int32_t*>(args.map.data)[i];
 }
 
 RowRules rules_of(const QuantizeActivationsArgs& args, int64_t row) {
@@ -72,14 +70,15 @@ RowRules rules_of(const QuantizeActivationsArgs& args, int64_t row) {
 void run(const QuantizeActivationsProblem& problem, const QuantizeActivationsArgs& args,
          Stream /*stream*/) {
   constexpr int64_t kTaskElements = 1 << 15;  // A task takes tens of microseconds.
-  parallel_for(problem.rows, row_grain(kTaskElements, problem.cols),
-               [&](int64_t begin, int64_t end) {
-                 for (int64_t row = begin; row < end; ++row) {
-                   const int64_t source = source_of(args, row);
-                   if (source >= 0)
-                     quantize_row(args.rows, source, rules_of(args, row), args.output, row);
-                 }
-               });
+  const bool is_list = problem.choice == RowChoice::kListed;
+  const int64_t count = is_list ? args.map.num_elements() : problem.rows;
+  parallel_for(count, row_grain(kTaskElements, problem.cols), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t source = source_of(args, i);
+      const int64_t row = is_list ? source : i;
+      if (source >= 0) quantize_row(args.rows, source, rules_of(args, row), args.output, row);
+    }
+  });
 }
 
 Support supports(const QuantizeActivationsProblem& problem) { return cpu_only(problem.device); }

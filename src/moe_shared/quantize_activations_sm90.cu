@@ -39,10 +39,16 @@ __global__ void __launch_bounds__(kMostRowThreads)
   // The second GEMM of a layer requests weights before its wait.
   trigger_dependent_launch_before_wait();
   wait_for_previous_grids();
+  const RowPair pair = pair_of(params, blockIdx.x);
   if constexpr (kFormat == RowFormat::kFp8Token) {
-    if (holds_row(params)) return quantize_held_row(params, blockIdx.x, shared_scratch);
+    if (holds_row(params)) return quantize_held_row(params, pair, shared_scratch);
   }
-  quantize_token_row<kFormat>(params, blockIdx.x, shared_scratch);
+  quantize_token_row<kFormat>(params, pair, shared_scratch);
+}
+
+// Rows of the output that are looked at.
+int64_t rows_of(const QuantizeActivationsProblem& problem, const QuantizeActivationsArgs& args) {
+  return problem.choice == RowChoice::kListed ? args.map.num_elements() : problem.rows;
 }
 
 QuantizeActivationsParams make_params(const QuantizeActivationsProblem& problem,
@@ -56,9 +62,9 @@ QuantizeActivationsParams make_params(const QuantizeActivationsProblem& problem,
           .input_max = largest_finite_of(problem.input),
           .map = problem.choice == RowChoice::kAll ? nullptr
                                                    : static_cast<const int32_t*>(args.map.data),
-          .gathers = problem.choice == RowChoice::kGathered,
+          .is_list = problem.choice == RowChoice::kListed,
           .input_rows = static_cast<uint32_t>(problem.input_rows),
-          .rows = static_cast<uint32_t>(problem.rows),
+          .rows = static_cast<uint32_t>(rows_of(problem, args)),
           .cols = static_cast<uint32_t>(problem.cols),
           .groups = static_cast<uint32_t>(ceil_div(problem.cols, kRowGroupCols)),
           .bundles = {},
@@ -97,12 +103,12 @@ constexpr int kBundle = 4;
 void launch_groups(const QuantizeActivationsProblem& problem, const QuantizeActivationsArgs& args,
                    Stream stream) {
   const CudaDeviceScope scope(problem.device);
-  if (problem.rows == 0 || problem.cols == 0) return;
+  if (rows_of(problem, args) == 0 || problem.cols == 0) return;
   QuantizeActivationsParams params = make_params(problem, args);
-  const bool has_few = problem.rows * params.groups <= kFewGroups;
+  const bool has_few = int64_t{params.rows} * params.groups <= kFewGroups;
   const int64_t bundles = has_few ? params.groups : ceil_div(params.groups, kBundle);
   params.bundles = FastDivisor(static_cast<uint32_t>(bundles));
-  const int64_t blocks = ceil_div(problem.rows * bundles, kWarps);
+  const int64_t blocks = ceil_div(int64_t{params.rows} * bundles, int64_t{kWarps});
   launch(has_few ? kernel_of<1>(problem.format) : kernel_of<kBundle>(problem.format),
          {.ctas = dim3(static_cast<unsigned>(blocks)), .threads = dim3(kThreads)}, stream, params);
 }
@@ -110,14 +116,13 @@ void launch_groups(const QuantizeActivationsProblem& problem, const QuantizeActi
 void launch_token_rows(const QuantizeActivationsProblem& problem,
                        const QuantizeActivationsArgs& args, Stream stream) {
   const CudaDeviceScope scope(problem.device);
-  if (problem.rows == 0) return;
+  if (rows_of(problem, args) == 0) return;
   const QuantizeActivationsParams params = make_params(problem, args);
   const bool is_fp8 = problem.format == RowFormat::kFp8Token;
   const bool has_long_rows = is_fp8 && params.groups > kHeldGroups * kWarps;
   launch(is_fp8 ? quantize_activation_rows_kernel<RowFormat::kFp8Token>
                 : quantize_activation_rows_kernel<RowFormat::kNvfp4PerToken>,
-         {.ctas = dim3(static_cast<unsigned>(problem.rows)),
-          .threads = dim3(has_long_rows ? kMostRowThreads : kThreads)},
+         {.ctas = dim3(params.rows), .threads = dim3(has_long_rows ? kMostRowThreads : kThreads)},
          stream, params);
 }
 

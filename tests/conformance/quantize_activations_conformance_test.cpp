@@ -1,5 +1,5 @@
 // Every implementation that quantizes activation rows, in every row format and from every plain
-// type, against the CPU's: all rows, gathered ones, marked ones, multipliers per expert, maps with
+// type, against the CPU's: all rows, gathered ones, listed ones, multipliers per expert, maps with
 // rows that do not exist.
 #include <algorithm>
 #include <optional>
@@ -49,7 +49,7 @@ std::string to_string(const RowsCase& c) {
 RowsCase sample_activations(RowFormat format, DType input, uint64_t seed) {
   Random random(seed);
   RowsCase c{.seed = seed, .format = format, .input = input};
-  c.choice = random.pick({RowChoice::kAll, RowChoice::kGathered, RowChoice::kMarked});
+  c.choice = random.pick({RowChoice::kAll, RowChoice::kGathered, RowChoice::kListed});
   c.input_rows = random.pick<int64_t>({0, 1, 1, 2, 3, 7, 8, 9, 33, 64});
   // The columns that modes allow (moe spec 1.2).
   const int64_t multiple = std::max<int64_t>(column_multiple(format), 16);
@@ -70,12 +70,16 @@ struct QuantizeActivationsInputs {
   QuantizeActivationsArgs args;
 };
 
-// Sources of the output's rows, some of them missing.
+// Sources of the output's rows, or a list of rows in any order; some of them missing.
 std::vector<int32_t> sample_map(const RowsCase& c, Random& random) {
   std::vector<int32_t> map;
   for (int64_t row = 0; row < c.rows; ++row) {
-    const bool is_missing = random.chance(30);
-    map.push_back(is_missing ? -1 : static_cast<int32_t>(random.range(0, c.input_rows - 1)));
+    const bool is_list = c.choice == RowChoice::kListed;
+    map.push_back(static_cast<int32_t>(is_list ? row : random.range(0, c.input_rows - 1)));
+    if (is_list) std::swap(map.back(), map[static_cast<size_t>(random.range(0, row))]);
+  }
+  for (int32_t& row : map) {
+    if (random.chance(30)) row = -1;
   }
   return map;
 }

@@ -15,6 +15,17 @@ __device__ inline void copy_bulk(uint32_t shared, const void* global, uint32_t b
       : "memory");
 }
 
+// The same of bytes that nobody reads again soon: they leave L2 before others do.
+__device__ inline void copy_bulk_once(uint32_t shared, const void* global, uint32_t bytes,
+                                      uint32_t barrier) {
+  constexpr uint64_t kEvictFirst = 0x12F0000000000000U;  // createpolicy.fractional.L2::evict_first
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(shared),
+      "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(barrier), "l"(kEvictFirst)
+      : "memory");
+}
+
 // cp.async.bulk with multicast to the CTAs of a cluster, bit i of `ranks` for CTA i: each receives
 // the bytes at the same offset of its shared memory, and they complete on its barrier at the same
 // offset.

@@ -2,6 +2,7 @@
 #include "layers/moe/moe_run.h"
 
 #include "moe_shared/quantize_activations.h"
+#include "ops/combine/combine_problem.h"
 #include "ops/grouped_gemm/grouped_gemm_problem.h"
 #include "ops/permute/permute_problem.h"
 
@@ -227,8 +228,8 @@ GemmActivation MoeRun::fused_activation() const {
 void MoeRun::quantize_fc1() {
   quantize_activations({.rows = fc1_,
                         .format = RowFormat::kFp8Group,
-                        .choice = RowChoice::kMarked,
-                        .map = permutation_.row_to_slot,
+                        .choice = RowChoice::kListed,
+                        .map = permutation_.slot_to_row,
                         .output = fc1_quantized_},
                        stream_);
 }
@@ -250,8 +251,8 @@ void MoeRun::activate_rows() {
 void MoeRun::quantize_intermediate() {
   quantize_activations({.rows = fc1_,
                         .format = layer_.extents.intermediate,
-                        .choice = RowChoice::kMarked,
-                        .map = permutation_.row_to_slot,
+                        .choice = RowChoice::kListed,
+                        .map = permutation_.slot_to_row,
                         .output = intermediate_,
                         .dequantized = dequantized_intermediate()},
                        stream_);
@@ -276,7 +277,9 @@ void MoeRun::multiply_second() {
 void MoeRun::combine_slots() {
   if (call_.outputs.out.is_absent()) return;
   const TensorView weights = layer_.config.weight_on_input ? TensorView{} : weights_;
-  combine(slot_rows_, permutation_.slot_to_row, weights, call_.outputs.out, stream_);
+  const MoeBufferSet maps = buffer_set({MoeBufferId::kPermutation, MoeBufferId::kWeights});
+  combine_in_layer(slot_rows_, permutation_.slot_to_row, weights, call_.outputs.out,
+                   chain_.is_complete(maps), stream_);
 }
 
 WordsToClear MoeRun::counters() const {

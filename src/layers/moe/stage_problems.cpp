@@ -67,7 +67,7 @@ bool StageProblems::fuses_activation() const {
 QuantizeActivationsProblem StageProblems::quantize_intermediate() const {
   return {.input = DType::kBF16,
           .format = extents_.intermediate,
-          .choice = RowChoice::kMarked,
+          .choice = RowChoice::kListed,
           .device = device_,
           .input_rows = permutation_.max_rows,
           .rows = permutation_.max_rows,
@@ -77,7 +77,7 @@ QuantizeActivationsProblem StageProblems::quantize_intermediate() const {
 QuantizeActivationsProblem StageProblems::quantize_fc1() const {
   return {.input = extents_.fc1_dtype(),
           .format = RowFormat::kFp8Group,
-          .choice = RowChoice::kMarked,
+          .choice = RowChoice::kListed,
           .device = device_,
           .input_rows = permutation_.max_rows,
           .rows = permutation_.max_rows,

@@ -87,6 +87,12 @@ void require_no_overlap(const TensorView& slot_rows, const TensorView& slot_to_r
 
 void combine(const TensorView& slot_rows, const TensorView& slot_to_row, const TensorView& weights,
              const TensorView& out, Stream stream) {
+  combine_in_layer(slot_rows, slot_to_row, weights, out, false, stream);
+}
+
+void combine_in_layer(const TensorView& slot_rows, const TensorView& slot_to_row,
+                      const TensorView& weights, const TensorView& out, bool maps_are_complete,
+                      Stream stream) {
   require_matrix("slot_rows", slot_rows);
   require_dense("slot_rows", slot_rows);
   require_data("slot_rows", slot_rows);
@@ -119,7 +125,8 @@ void combine(const TensorView& slot_rows, const TensorView& slot_to_row, const T
                          .slot_to_row = static_cast<const int32_t*>(slot_to_row.data),
                          .weights = weights.data,
                          .output = out.data,
-                         .output_stride = out_rows.stride};
+                         .output_stride = out_rows.stride,
+                         .maps_are_complete = maps_are_complete};
   select("combine", combine_impls(), problem).run(problem, args, stream);
 }
 

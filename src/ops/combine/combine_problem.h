@@ -31,7 +31,15 @@ struct CombineArgs {
   const void* weights = nullptr;         // [tokens * slots] or null.
   void* output = nullptr;                // [tokens, cols]
   int64_t output_stride = 0;             // In elements.
+  // GPU: slot_to_row and weights can be read before the wait for previous kernels
+  // (runtime/cuda/kernel_chain.h).
+  bool maps_are_complete = false;
 };
+
+// combine() in a layer, which knows that.
+void combine_in_layer(const TensorView& slot_rows, const TensorView& slot_to_row,
+                      const TensorView& weights, const TensorView& out, bool maps_are_complete,
+                      Stream stream);
 
 struct CombineImpl {
   std::string_view name;

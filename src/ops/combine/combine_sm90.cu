@@ -6,7 +6,8 @@
 //
 // A thread computes one 16-byte vector of a token's columns: 8 of a 16-bit type or 4 of fp32. A CTA
 // has up to 256 neighbouring vectors of one token. The rows of eight slots are looked up at once,
-// then their eight vectors are in flight at once: two memory latencies for up to eight slots.
+// then their eight vectors are in flight at once: two memory latencies for up to eight slots, the
+// first of which a layer has while the previous kernel runs.
 //
 // Bytes per token: slots * cols * width read, cols * width written. Instructions per element: one
 // fma per slot, and the widening. Rows end at multiples of 16 bytes, so that only stores have a
@@ -49,6 +50,7 @@ struct CombineParams {
   int64_t slots = 0;
   FastDivisor blocks_per_token;
   WeightType weight_type = WeightType::kOne;
+  bool maps_are_complete = false;
 };
 
 // 16 bytes of input, and as many columns of output.
@@ -76,7 +78,7 @@ struct SlotPieces {
   Elements data[kSlots];
 };
 
-// Loads the weights of slots [slot, slot + num_slots).
+// Loads the weights of slots [slot, slot + num_slots). L1 may have older ones of a previous layer.
 template <int kSlots>
 __device__ void load_weights(const CombineParams& params, int64_t slot, int64_t num_slots,
                              float (&weights)[kSlots]) {
@@ -87,28 +89,32 @@ __device__ void load_weights(const CombineParams& params, int64_t slot, int64_t 
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) {
     weights[i] = 1.0F;
-    if (is_f32 && i < num_slots) weights[i] = load_readonly<float>(floats + i);
+    if (is_f32 && i < num_slots) weights[i] = __ldcg(floats + i);
   }
   if (!is_bf16) return;
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) {
-    if (i < num_slots) weights[i] = bf16_to_float(load_readonly<uint16_t>(halves + i));
+    if (i < num_slots) weights[i] = bf16_to_float(__ldcg(halves + i));
   }
+}
+
+template <class Elements, int kSlots>
+__device__ void load_maps(const CombineParams& params, const Piece& piece, int64_t first,
+                          SlotPieces<Elements, kSlots>& slots) {
+  const int64_t slot = piece.token * params.slots + first;
+  const int64_t num_slots = params.slots - first;
+#pragma unroll
+  for (int i = 0; i < kSlots; ++i) {
+    slots.row[i] = i < num_slots ? __ldcg(params.slot_to_row + slot + i) : -1;
+  }
+  load_weights(params, slot, num_slots, slots.weight);
 }
 
 // Loads nothing for a slot without a row, or with one that does not exist.
 template <class Elements, int kSlots>
-__device__ SlotPieces<Elements, kSlots> load_slots(const CombineParams& params, const Piece& piece,
-                                                   int64_t first) {
+__device__ void load_data(const CombineParams& params, const Piece& piece,
+                          SlotPieces<Elements, kSlots>& slots) {
   constexpr int64_t kElementBytes = kPieceBytes / Elements::kSize;
-  const int64_t slot = piece.token * params.slots + first;
-  const int64_t num_slots = params.slots - first;
-  SlotPieces<Elements, kSlots> slots;
-#pragma unroll
-  for (int i = 0; i < kSlots; ++i) {
-    slots.row[i] = i < num_slots ? load_readonly<int32_t>(params.slot_to_row + slot + i) : -1;
-  }
-  load_weights(params, slot, num_slots, slots.weight);
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) {
     if (slots.row[i] >= params.rows) slots.row[i] = -1;
@@ -116,7 +122,6 @@ __device__ SlotPieces<Elements, kSlots> load_slots(const CombineParams& params, 
     slots.data[i] = load_elements<Elements>(params.slot_rows + slots.row[i] * params.row_bytes +
                                             piece.col * kElementBytes);
   }
-  return slots;
 }
 
 template <class Elements, int kSlots>
@@ -155,9 +160,12 @@ __global__ void __launch_bounds__(kMaxThreads)
   trigger_dependent_launch_before_wait();
   if (piece.col >= params.cols) return;
   float sums[Elements::kSize] = {};
+  SlotPieces<Elements, kSlots> slots;
+  if (params.maps_are_complete) load_maps(params, piece, 0, slots);
   wait_for_previous_grids();
   for (int64_t first = 0; first < params.slots; first += kSlots) {
-    const auto slots = load_slots<Elements, kSlots>(params, piece, first);
+    if (first > 0 || !params.maps_are_complete) load_maps(params, piece, first, slots);
+    load_data(params, piece, slots);
     add_slots(slots, sums);
   }
   store_piece<Output>(params, piece, sums);
@@ -216,6 +224,7 @@ void launch_combine_slots(const CombineProblem& problem, const CombineArgs& args
   params.slots = problem.slots;
   params.blocks_per_token = FastDivisor(static_cast<uint32_t>(blocks));
   params.weight_type = weight_type(problem);
+  params.maps_are_complete = args.maps_are_complete;
   const LaunchShape shape{dim3(static_cast<unsigned>(problem.tokens * blocks)),
                           dim3(static_cast<unsigned>(threads))};
   if (problem.slot_rows == DType::kF32) {

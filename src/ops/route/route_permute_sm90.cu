@@ -96,20 +96,21 @@ NF_HOST_DEVICE bool takes_block(const RoutePermuteParams& params) {
 __device__ void quantize_some_rows(const RoutePermuteParams& params, uint32_t block,
                                    uint32_t* shared_scratch) {
   const uint32_t item = block * (blockDim.x / kWarpSize) + threadIdx.x / kWarpSize;
+  const RowPair row = pair_of(params.rows, block);
   switch (params.format) {
     case RowFormat::kFp8Static:
       return quantize_bundle<RowFormat::kFp8Static, 1>(params.rows, item);
     case RowFormat::kFp8Group:
       return quantize_bundle<RowFormat::kFp8Group, 1>(params.rows, item);
     case RowFormat::kMxfp8:
-      return takes_block(params) ? quantize_mxfp8_row(params.rows, block, shared_scratch)
+      return takes_block(params) ? quantize_mxfp8_row(params.rows, row, shared_scratch)
                                  : quantize_bundle<RowFormat::kMxfp8, 1>(params.rows, item);
     case RowFormat::kNvfp4:
       return quantize_bundle<RowFormat::kNvfp4, 1>(params.rows, item);
     case RowFormat::kNvfp4PerToken:
-      return quantize_token_row<RowFormat::kNvfp4PerToken>(params.rows, block, shared_scratch);
+      return quantize_token_row<RowFormat::kNvfp4PerToken>(params.rows, row, shared_scratch);
     case RowFormat::kFp8Token:
-      return quantize_token_row<RowFormat::kFp8Token>(params.rows, block, shared_scratch);
+      return quantize_token_row<RowFormat::kFp8Token>(params.rows, row, shared_scratch);
     default:
       return;
   }

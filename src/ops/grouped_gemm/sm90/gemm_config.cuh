@@ -194,10 +194,11 @@ struct GemmShapeOf {
 
   // Decoding NVFP4 takes more code; with 48 tokens ptxas would make more than one function (C7510).
   static constexpr int kBranchTokens = Weights::kEncoding == WeightEncoding::kNvfp4Fp8 ? 24 : 48;
+  static constexpr bool kHasHalfChunks = kTokens == 64 && !kIsSharedOperand && kGroupKTiles == 1;
   // Tokens that the epilogue is unrolled over (epilogue_activation.cuh): as many
-  // as registers allow, since each chunk moves all sums, or, where none move, so few that tiles
-  // with half of their rows save something.
-  static constexpr int kChunkTokens = kHasPrefillLoop && kTokens == 64    ? 32
+  // as registers allow, since each chunk moves all sums, or so few that tiles with half of their
+  // rows save something.
+  static constexpr int kChunkTokens = kHasHalfChunks                      ? 32
                                       : kTokens <= 64 || kIsSharedOperand ? kTokens
                                       : kBlocks == 1                      ? 32
                                       : writes(RowFormat::kNvfp4)         ? 16
@@ -248,11 +249,11 @@ struct GemmShapeOf {
   static_assert(kStages >= 3 && kKTiles % (kHasGroups ? kGroupKTiles : 1) == 0);
 };
 
-// Few tokens with weights that become E4M3: so little work hides what a warp waits for that the
+// Small tiles with weights that become E4M3: so little work hides what a warp waits for that the
 // producer sleeps while the ring is full, and consumers read shared memory as early as they can.
 template <class Shape>
 inline constexpr bool kIsSmallE4m3 =
-    Shape::kTokens <= 32 && !Shape::kIsSharedOperand && Shape::kGroupKTiles == 1;
+    Shape::kIsSmall && !Shape::kIsSharedOperand && Shape::kGroupKTiles == 1;
 
 template <class Shape>
 using GemmParamsOf = std::conditional_t<(Shape::kBoxRows > 0), BoxedGemmParams, GemmParams>;

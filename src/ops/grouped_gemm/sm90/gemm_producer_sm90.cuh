@@ -58,9 +58,10 @@ class Producer {
         scheduler.end_early();
       }
       if constexpr (Shape::kHasTileRing) publish(scheduler.taken(), tile);
-      if (tile.has_copies) copy_tile(tile, passes, scheduler.is_first());
-      // CTAs of the next kernel take the places of those that end, and request their weights.
+      // CTAs of the next kernel take the places of those that end, and request their weights. Where
+      // all tiles have a place, this one's copies last as long as the kernel.
       if (Shape::kIsSmall && scheduler.is_first()) trigger_dependent_launch();
+      if (tile.has_copies) copy_tile(tile, passes, scheduler.is_first());
       // Chosen after the copies, while the ring is full: earlier, it would take registers.
       if (thread_ == 0) scheduler.choose_next();
     }
@@ -319,10 +320,18 @@ class Producer {
       const int blocks = min(kTileBlocks, params_.blocks - tile.block);
       arrive_and_expect(ring_.full(at_), static_cast<uint32_t>(blocks) * bytes);
     }
-    copy_bulk(
-        shared_address(shared_.weights[at_.stage][thread_ / kWarpSize]),
-        own_weights_ + static_cast<int64_t>(k_tile) * k_tile_stride(Shape::Weights::kEncoding),
-        bytes, ring_.full(at_));
+    copy_own(shared_address(shared_.weights[at_.stage][thread_ / kWarpSize]),
+             own_weights_ + static_cast<int64_t>(k_tile) * k_tile_stride(Shape::Weights::kEncoding),
+             bytes);
+  }
+  // With few tokens weights are read once, and without the hint they would drive everything else
+  // out of L2: the lists, the rows, and the code of all kernels.
+  __device__ void copy_own(uint32_t shared, const uint8_t* global, uint32_t bytes) const {
+    if constexpr (Shape::kIsSmall) {
+      copy_bulk_once(shared, global, bytes, ring_.full(at_));
+    } else {
+      copy_bulk(shared, global, bytes, ring_.full(at_));
+    }
   }
 
   // If two CTAs share them, each copies half of them for both.
@@ -353,7 +362,7 @@ class Producer {
     if (Shape::kMulticast > 1 && tile.is_shared) {
       copy_bulk_to_blocks(shared, global, bytes, ring_.full(at_), (1U << Shape::kMulticast) - 1);
     } else {
-      copy_bulk(shared, global, bytes, ring_.full(at_));
+      copy_own(shared, global, bytes);
     }
   }
 

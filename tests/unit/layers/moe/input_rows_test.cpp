@@ -90,16 +90,16 @@ TEST_P(InputRows, AreTheQuantizersBytes) {
   }
 }
 
-TEST(InputRows, MarkedRowsAloneAreWritten) {
+TEST(InputRows, ListedRowsAloneAreWritten) {
   std::vector<double> rows(4 * 256, 1.5);
-  const int32_t marks[] = {0, -1, 7, -1};
+  const int32_t list[] = {2, -1, 0};
   const RowBuffers buffers = row_buffers(RowFormat::kFp8Group, 4, 256);
   std::vector<std::byte> memory(static_cast<size_t>(buffers.bytes()), std::byte{0xEE});
   const CodedRows quantized = buffers.bind(memory.data(), 4, {});
   quantize_activations({.rows = TensorView::contiguous(rows.data(), DType::kF64, {4, 256}),
                         .format = RowFormat::kFp8Group,
-                        .choice = RowChoice::kMarked,
-                        .map = TensorView::contiguous(marks, DType::kI32, {4}),
+                        .choice = RowChoice::kListed,
+                        .map = TensorView::contiguous(list, DType::kI32, {3}),
                         .output = quantized},
                        {});
   const auto* values = static_cast<const uint8_t*>(quantized.values.data);

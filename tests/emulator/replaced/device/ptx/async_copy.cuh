@@ -22,6 +22,10 @@ inline void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint3
   copy_bulk_to_blocks(shared, global, bytes, barrier, emulator::own_rank());
 }
 
+inline void copy_bulk_once(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
+  copy_bulk(shared, global, bytes, barrier);
+}
+
 template <uint32_t kBytes>
 void emulated_copy(uint32_t shared, const void* global, uint32_t bytes) {
   uint8_t* to = emulator::shared_memory(shared, kBytes);
