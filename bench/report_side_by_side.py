@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "bench" / "results" / "peers"
 REPEATED = "h200"
 # Cases of a later document replace those of an earlier one.
-REPEATED_DOCUMENTS = ("moe_peers_humming", "moe_peers_humming_few", "moe_peers_humming_many",
+REPEATED_DOCUMENTS = ("moe_peers_humming", "moe_peers_humming_many", "moe_peers_humming_w4a8",
                       "moe_peers_deep_gemm")
 KINDS = ("plain", "sustained")  # A burst, and long enough to lower the clock.
 REPEATED_METHOD = (
@@ -34,10 +34,9 @@ REPEATED_METHOD = (
     "of every case were checked in the same run: the peer's against fp32 on rows that are not "
     "quantized (errors of 4e-2 with FP8 rows, 5e-3 with bf16), narrowfloat's against its fp64 reference. "
     "`mxfp4_fp8` has an activation scale for every 128 columns in both libraries, "
-    "`mxfp4_fp8_token` one a row, which Humming is made for. In these runs the peer rested for 0.3 s "
-    "before each case while narrowfloat's cases followed each other; the script rests before both "
-    "now. f8fe198 was measured before it was joined with 30dc973, with the machine code that its "
-    "layers here have since.")
+    "`mxfp4_fp8_token` one a row, which Humming is made for. In the runs of bb593b2 and 30dc973 only "
+    "the peer rested for 0.3 s before each case, while narrowfloat's cases followed each other; in later "
+    "ones both did.")
 INDEXED_ONLY = (
     " The run of commit {} had Humming's indexed GEMMs alone; its grouped ones, which the script "
     "tries, too, from 32 rows an expert on, may be faster at 1024 and 4096 tokens.")
@@ -128,9 +127,10 @@ def repeated_tables(results: report_moe.MoeResults) -> str:
 
 
 def has_indexed_only(document: dict) -> bool:
+    """Whether none of Humming's notes names the kind of its GEMMs, as since both are tried."""
     notes = [case.get("note", "") for layer in document.get("layers", ())
              for case in layer["cases"] if case["peer"] == "humming" and case["tokens"] >= 1024]
-    return bool(notes) and not any("grouped" in note for note in notes)
+    return bool(notes) and not any(note.startswith(("indexed", "grouped")) for note in notes)
 
 
 def what_of(document: dict) -> str:
