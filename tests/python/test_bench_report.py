@@ -116,6 +116,20 @@ def test_the_document_of_the_method_quotes_the_page():
             assert f" {figure} " in line_of(page, name), name
 
 
+@pytest.mark.parametrize("kernel", ["quantize", "dequantize", "activation"])
+def test_pages_of_kernels_quote_a_line_of_the_page(kernel):
+    page = (ROOT / "bench/results/h100/README.md").read_text()
+    measured = [{part for cell in cells(line) for part in (cell, cell.split(" (")[0])}
+                for line in page.splitlines() if line.startswith("| ")]
+    text = (ROOT / f"docs/kernels/{kernel}.md").read_text()
+    quoted = text.split("## Results")[1].split("\n## ")[0]
+    rows = [cells(line) for line in quoted.splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if row[0] not in ("", "tokens", "memory only")]
+    assert rows
+    for name, *figures in rows:
+        assert any(line.issuperset(figures) for line in measured), name
+
+
 def test_rules_name_the_cases_that_break_them(tmp_path):
     slow = case(16384, 120.0, 110.0, percent_of_copy=89.1, floor_us=99.7)
     cases = [slow, case(4096, 27.0, 26.0, percent_of_copy=97.0), case(1, 1.5, 0.8),
