@@ -174,7 +174,7 @@ emulated_kernels() {
 1 9 moe_chain_cuda_test *
 1 8 grouped_gemm_cuda_test *EncodingsPortable*Decode*/mxfp4_bf16
 2 8 grouped_gemm_cuda_test *HasTheBitsOfTheActivation*/mxfp4_bf16
-1 9 grouped_gemm_cuda_test GroupedGemmCudaChecks.TmaTiles*:WeightScalesCuda.*
+1 9 grouped_gemm_cuda_test GroupedGemmTilesCuda.TmaTiles*:WeightScalesCuda.*
 1 9 grouped_gemm_cuda_test *IsExactForIntegers/fp8_block
 1 9 grouped_gemm_cuda_test *IsExactForIntegers/mxfp4_fp8:*IsExactForIntegers/mxfp4_fp8_token
 1 9 grouped_gemm_cuda_test *IsExactForIntegers/mxfp4_bf16

@@ -2,6 +2,7 @@
 #include "support/gemm_device_run.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include <gtest/gtest.h>
 
@@ -22,6 +23,13 @@ WeightView weights_on_device(const WeightView& host, const DeviceBuffer& values,
   view.scales.data = scales.data();
   view.scales.device = gpu();
   return view;
+}
+
+bool is_written(const std::vector<uint8_t>& output, size_t element, size_t bytes) {
+  for (size_t i = 0; i < bytes; ++i) {
+    if (output[element * bytes + i] != 0xFF) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -118,6 +126,62 @@ std::vector<uint8_t> GemmOnDevice::replay() const {
   });
   graph.replay(3);
   return take_output();
+}
+
+void expect_padding_untouched(const GemmCase& gemm, DType dtype,
+                              const std::vector<uint8_t>& output) {
+  std::vector<bool> is_valid(static_cast<size_t>(gemm.max_rows()));
+  for (const GemmCase::Row& row : gemm.rows()) is_valid[static_cast<size_t>(row.row)] = true;
+  const auto bytes = static_cast<size_t>(bits(dtype) / 8);
+  const auto cols = static_cast<size_t>(gemm.spec().weight_rows);
+  for (size_t row = 0; row < is_valid.size(); ++row) {
+    if (is_valid[row]) continue;
+    for (size_t col = 0; col < cols; ++col) {
+      ASSERT_FALSE(is_written(output, row * cols + col, bytes)) << "row " << row << " col " << col;
+    }
+  }
+}
+
+void expect_near(const GemmCase& gemm, DType dtype, const std::vector<uint8_t>& output) {
+  const GemmTolerance tolerance = gemm_tolerance(gemm.spec());
+  double error = 0;
+  double norm = 0;
+  for (const GemmCase::Row& row : gemm.rows()) {
+    for (int64_t col = 0; col < gemm.spec().weight_rows; ++col) {
+      const auto [value, magnitude] = gemm.expected(row, col);
+      const double got = output_element(dtype, output, row.row * gemm.spec().weight_rows + col);
+      const double rounding = dtype == DType::kBF16 ? 0x1p-8 * std::abs(value) : 0;
+      ASSERT_LE(std::abs(got - value), tolerance.of_terms * magnitude + rounding)
+          << "row " << row.row << " col " << col << " got " << got << " expected " << value;
+      error += (got - value) * (got - value);
+      norm += value * value;
+    }
+  }
+  if (dtype == DType::kF32) {
+    EXPECT_LE(std::sqrt(error), tolerance.of_norm * std::sqrt(norm));
+  }
+}
+
+void divide_tiles(const GemmCase& gemm, int32_t token_tile, GemmOnDevice& device) {
+  const Permutation whole = gemm.args().permutation;
+  std::vector<int32_t> experts;
+  std::vector<int32_t> ends;
+  for (int32_t first = 0; first < gemm.max_rows(); first += token_tile) {
+    const int32_t tile = first / whole.token_tile;
+    experts.push_back(static_cast<const int32_t*>(whole.tile_to_expert.data)[tile]);
+    const int32_t end = static_cast<const int32_t*>(whole.tile_row_end.data)[tile];
+    ends.push_back(std::min(end, first + token_tile));
+  }
+  const auto copy = [&](std::vector<int32_t>& values) {
+    const auto count = static_cast<int64_t>(values.size());
+    return device.copy(TensorView::contiguous(values.data(), DType::kI32, {count}));
+  };
+  std::vector<int32_t> count{static_cast<int32_t>(experts.size())};
+  Permutation& permutation = device.args.permutation;
+  permutation.token_tile = token_tile;
+  permutation.tile_to_expert = copy(experts);
+  permutation.tile_row_end = copy(ends);
+  permutation.num_tiles = copy(count);
 }
 
 }  // namespace narrowfloat::testing

@@ -50,4 +50,12 @@ class GemmOnDevice {
   DeviceBuffer workspace_;
 };
 
+// Every result is within the tolerance of the exact sum, and so are all of them together.
+void expect_near(const GemmCase& gemm, DType dtype, const std::vector<uint8_t>& output);
+// Rows of padding and of tiles that are not in use keep their poison.
+void expect_padding_untouched(const GemmCase& gemm, DType dtype,
+                              const std::vector<uint8_t>& output);
+// Makes the call's tiles smaller: the same rows, some tiles without any.
+void divide_tiles(const GemmCase& gemm, int32_t token_tile, GemmOnDevice& device);
+
 }  // namespace narrowfloat::testing
