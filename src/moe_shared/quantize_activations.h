@@ -22,7 +22,8 @@ struct QuantizeActivationsArgs {
   // Static formats only. With a value per expert, row p has that of the expert of its tile.
   PerExpert multiplier;
   RowChoice choice = RowChoice::kAll;
-  // I32; kGathered: one for each row of the output; kListed: rows, each once; for kAll absent.
+  // I32; kGathered: one for each row of the output; kListed: rows, each once, of an output with
+  // as many rows as `rows`; for kAll absent.
   TensorView map;
   TensorView tile_to_expert;
   int32_t token_tile = 0;

@@ -70,7 +70,7 @@ struct QuantizeActivationsInputs {
   QuantizeActivationsArgs args;
 };
 
-// Sources of the output's rows, or a list of rows in any order; some of them missing.
+// Sources of the output's rows, or a list of some of them in any order; entries may be missing.
 std::vector<int32_t> sample_map(const RowsCase& c, Random& random) {
   std::vector<int32_t> map;
   for (int64_t row = 0; row < c.rows; ++row) {
@@ -81,6 +81,7 @@ std::vector<int32_t> sample_map(const RowsCase& c, Random& random) {
   for (int32_t& row : map) {
     if (random.chance(30)) row = -1;
   }
+  if (c.choice == RowChoice::kListed) map.resize(static_cast<size_t>(random.range(0, c.rows)));
   return map;
 }
 

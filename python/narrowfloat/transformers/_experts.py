@@ -10,9 +10,8 @@ import torch
 import narrowfloat as nf
 from narrowfloat._arrays import TorchMaker
 from narrowfloat._linear import STATIC_MODES
-from narrowfloat._moe_weights import WEIGHT_FORMATS
 from narrowfloat._moe import MoeLayer
-from narrowfloat._moe_weights import MoeParts
+from narrowfloat._moe_weights import WEIGHT_FORMATS, MoeParts
 from narrowfloat._torch_moe_state import KeptWeights
 from narrowfloat.torch import Moe
 from narrowfloat.transformers._config import NarrowfloatConfig

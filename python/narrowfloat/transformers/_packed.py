@@ -20,10 +20,9 @@ import narrowfloat as nf
 from narrowfloat import _core
 from narrowfloat._arrays import TorchMaker
 from narrowfloat._linear import STATIC_MODES, LinearWeights
-from narrowfloat._moe_weights import WEIGHT_FORMATS
 from narrowfloat._moe import MoeLayer
 from narrowfloat._moe_config import config_from_core
-from narrowfloat._moe_weights import MoeParts
+from narrowfloat._moe_weights import WEIGHT_FORMATS, MoeParts
 from narrowfloat._torch_moe_state import KeptWeights, host_tensor
 from narrowfloat.torch import Linear
 from narrowfloat.transformers._experts import Experts, is_experts

@@ -40,7 +40,9 @@ void expect_values_of(const DecodeKernels& kernels, DecodedBlock block, float fa
       static_cast<int64_t>(codes.size()) * 8 / Element::kBits / kCols - blocks_left_out;
   const int64_t elems = blocks * kCols;
   std::vector<float> factors(kMaxDecodedBlocks, factor);
-  for (size_t i = 0; i < factors.size(); ++i) factors[i] *= 1.0F + static_cast<float>(i % 8) / 8;
+  for (size_t i = 0; i < factors.size(); ++i) {
+    factors[i] *= 1.0F + static_cast<float>(i) / kMaxDecodedBlocks;
+  }
   std::vector<float> products;
   for (int64_t i = 0; i < elems; ++i) {
     const auto byte = static_cast<size_t>(i * Element::kBits / 8);
@@ -100,7 +102,9 @@ TEST_P(DecodeKernelsTest, GiveTheFormulasValuesForEveryScaleAndCode) {
       ASSERT_EQ(float_bits(factors[i]), float_bits(UE8M0::decode(scales[half + i])));
       expect_values<Mxfp4>(kernels(), DecodedBlock::kE2M1Of32, factors[i]);
       expect_values<Mxfp8>(kernels(), DecodedBlock::kE4M3Of32, factors[i]);
-      expect_values<Fp8Block1x128>(kernels(), DecodedBlock::kE4M3Of128, factors[i] * 1.37F);
+      for (const float scale : {1.37F, -1.37F, 0.0F}) {
+        expect_values<Fp8Block1x128>(kernels(), DecodedBlock::kE4M3Of128, factors[i] * scale);
+      }
     }
   }
 }
