@@ -39,8 +39,9 @@ TEST_F(GroupedGemmTilesCuda, PairsOfCtasComputeManyTiles) {
   compute_many_tiles({.weight_rows = 5120, .gathers = true}, 20 * 20);
   compute_many_tiles({.weight_rows = 5120}, 20 * 27);
   // 21 tiles of 192 weight rows, and the 64 remaining rows last. With seven k tiles the number of
-  // the next output tile arrives while this one is copied, and each begins at another stage.
-  for (const int64_t cols : {128, 896}) {
+  // the next output tile arrives while this one is copied, and a stage of the last round stays
+  // empty. With eight, rounds are whole, and so are the copies of a token's scales.
+  for (const int64_t cols : {128, 896, 1024}) {
     compute_many_tiles({.weight_rows = 4096, .cols = cols}, 20 * 22);
     compute_many_tiles({.weight_rows = 4096, .cols = cols}, 20 * 22, DType::kF32);
   }

@@ -8,6 +8,18 @@
 
 namespace narrowfloat {
 
+// elect.sync: true in one lane of a whole warp, always the same one. It tells the compiler that one
+// thread goes on, so that it takes a copy's operands from that thread; otherwise it makes a loop
+// over lanes of every copy.
+__device__ inline bool is_elected_lane() {
+  uint32_t is_elected;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xFFFFFFFF; selp.b32 %0, 1, 0, p;}"
+               : "=r"(is_elected)
+               :
+               : "memory");
+  return is_elected != 0;
+}
+
 // cp.async.bulk.tensor of 2 dimensions: completes on `barrier` with the bytes of the whole box.
 __device__ inline void copy_box(uint32_t shared, const void* map, int x, int y, uint32_t barrier) {
   asm volatile(

@@ -4,15 +4,17 @@
 // tensor maps, which one thread requests and which need no fence.
 //
 //   CTA       producer warpgroup | consumer warpgroup 0: tokens 0 to 63 | warpgroup 1: 64 to 127
-//   stage     128 k of 128 tokens (16 KB) and of 192 weight rows (24 KB), scales of both
+//   stage     128 k of 128 tokens (16 KB) and of 192 weight rows (24 KB)
+//   scales    of both, for four stages at a time: a token's are 16 bytes then
 //   cluster   two CTAs with neighbouring token tiles; each copies half of the weights to both
 //   tile      (192 weight rows) x (128 tokens), persistent CTAs over all of them
 //             (tile_scheduler.cuh); the last 64 weight rows of an expert, where they are alone, are
 //             a narrow tile of their own
 //
-// The file in its order: sizes and shared memory, producer, main loop, epilogue, kernel, launch.
+// The file in its order: producer, main loop, kernel, launch. tma_tile.cuh has sizes and shared
+// memory, tma_epilogue.cuh the epilogue.
 #include <algorithm>
-#include <cstddef>
+#include <cstdint>
 #include <cuda_runtime.h>
 
 #include "base/float_ops.h"
@@ -20,13 +22,11 @@
 #include "device/ptx/async_copy.cuh"
 #include "device/ptx/cluster.cuh"
 #include "device/ptx/grid_dependency.cuh"
-#include "device/ptx/keep.cuh"
 #include "device/ptx/tensor_copy.cuh"
 #include "device/ptx/wgmma.cuh"
-#include "device/register_budget.h"
 #include "device/ring.cuh"
-#include "ops/grouped_gemm/sm90/epilogue.cuh"
-#include "ops/grouped_gemm/sm90/tile_scheduler.cuh"
+#include "ops/grouped_gemm/sm90/tma_epilogue.cuh"
+#include "ops/grouped_gemm/sm90/tma_tile.cuh"
 #include "ops/grouped_gemm/sm90/weight_decoder.cuh"
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/shared_memory_opt_in.h"
@@ -34,86 +34,12 @@
 
 namespace narrowfloat {
 
-// The sizes of a tile, and the registers and shared memory of a CTA.
-struct TmaTile {
-  static constexpr int kTokens = 128;
-  static constexpr int kMTile = kTokens;
-  static constexpr int kTileBlocks = 3;  // Subtiles of 64 weight rows.
-  // CTAs of a cluster multiply neighbouring token tiles with the same weights: what one copies of
-  // these from L2 serves both.
-  static constexpr int kMulticast = 2;
-  static constexpr int kNSplit = 1;
-  static constexpr int kStages = 4;
-  static constexpr int kConsumers = 2;  // Warpgroups; each has half of the tokens.
-  static constexpr int kWarps = kConsumers * 4;
-  static constexpr int kCopyWarps = 3;  // The producer has four; the last one finds tiles.
-  static constexpr int kThreads = (1 + kConsumers) * 128;
-  static constexpr int kProducerRegisters = 40;
-  static constexpr int kConsumerRegisters = 232;
-  static_assert(fits_registers(kThreads, 1, kProducerRegisters, kConsumerRegisters));
-
-  // The weight rows in two chunks, of which each has half of every subtile: rows 32c to 32c + 31 of
-  // the three. A CTA of a cluster copies one chunk for both.
-  static constexpr int kChunks = 2;
-  static constexpr int kSubtilePart = kSubtileRows / kChunks;
-  static constexpr int kSubtileSums =
-      kSubtilePart / 2;  // Each thread's, for a subtile and a chunk.
-  static constexpr int kWeightBytes = kTileBlocks * kSubtileRows * kKTileRowBytes;
-  static constexpr int kRowBytes = kTokens * kKTileRowBytes;
-  static constexpr int kSubtilePartBytes = kSubtilePart * kKTileRowBytes;
-
-  // Results of a warp on their way to memory: a box of 16 tokens x 128 bytes for each subtile.
-  static constexpr int kWarpTokens = 16;
-  static constexpr int kBoxBytes = kWarpTokens * 128;
-};
-
-// How results of whole groups of 16 tokens leave shared memory.
-enum class TmaStore : uint8_t {
-  kRows,      // The warp copies them, as it does those of fewer tokens.
-  kBoxes,     // Each subtile as a box.
-  kSubtiles,  // All subtiles as one box.
-};
-
-struct TmaGemmParams {
-  GemmParams gemm;
-  TensorMap weights;         // [subtile of any expert][row of 128 bytes in its k tiles][128 bytes]
-  TensorMap narrow_weights;  // The same, with boxes of one subtile.
-  TensorMap rows;            // [row][bytes], in the 128-byte swizzle.
-  TensorMap output;          // Likewise: [row][column], for kSubtiles [subtile][row][column].
-  TmaStore store;
-  bool has_plain_factors;  // PlainFactors are all there are.
-};
-
-struct TmaStorage {
-  uint8_t rows[TmaTile::kStages][TmaTile::kRowBytes];
-  uint8_t weights[TmaTile::kStages][TmaTile::kWeightBytes];
-  uint8_t results[TmaTile::kWarps][TmaTile::kTileBlocks][TmaTile::kBoxBytes];
-  float token_scales[TmaTile::kStages][TmaTile::kTokens];
-  float weight_scales[TmaTile::kStages][4];
-  TokenFactor tokens[TmaTile::kTokens];
-  alignas(16) ColumnFactor columns[TmaTile::kConsumers][TmaTile::kTileBlocks * kSubtileRows];
-  RingBarriers<TmaTile::kStages> barriers;
-  TileQueue queue;
-  uint64_t next_tile_wanted;  // A phase for each tile; the producer's warps among themselves.
-  PublishedTiles tiles;
-};
-
-// With narrow tiles where one subtile is left.
-using TmaScheduler = TileSchedulerOf<true>;
-using TmaRing = Ring<TmaTile::kStages>;
-using TmaPosition = RingPosition<TmaTile::kStages>;
-
-// A thread's sums of 64 tokens and the weight rows of `kSubtiles` subtiles: 4j + 2h + i is token
-// 16w + q + 8h and row 8j + 2c + i of the chunks (packed_weights.h).
-template <int kSubtiles>
-using TmaSums = float[TmaTile::kChunks * kSubtiles * TmaTile::kSubtileSums];
-
 // The producer warpgroup, by warps:
 //
-//   0      requests weights and rows as boxes, by its first lane; three copy the subtiles' scales
-//   1, 2   copy the tokens' scales, a lane those of two
-//   3      finds tiles and tells all others, which takes 2500 cycles: while those copy, or the ring
-//          would run empty between two tiles
+//   0   requests weights and rows as boxes, by its first lane
+//   1   copies scales
+//   2   finds tiles and tells all others, which takes 2500 cycles: while those copy, or the ring
+//       would run empty between two tiles
 class TmaProducer {
  public:
   __device__ TmaProducer(const TmaGemmParams& params, TmaStorage& shared, const TmaRing& ring)
@@ -126,7 +52,7 @@ class TmaProducer {
   // With tiles_are_complete (gemm_kernel_sm90.cuh), by the first thread of any warpgroup, before
   // previous kernels are done: the first tile's weights, as many stages as the ring has.
   __device__ void request_weights() {
-    const TmaScheduler scheduler(gemm_, shared_.queue, TileSizes::of<TmaTile>(1), true);
+    const TmaScheduler scheduler(gemm_, shared_.queue, sizes(), true);
     if (!scheduler.has_next()) return;
     const OutputTile tile = scheduler.tile();
     if (!tile.has_copies) return;
@@ -137,10 +63,15 @@ class TmaProducer {
   }
 
   __device__ void run() {
-    if (thread_ / 32 == TmaTile::kCopyWarps) {
-      find_tiles();
-    } else {
-      copy_tiles();
+    switch (thread_ / 32) {
+      case 0:
+        return request_boxes();
+      case 1:
+        return copy_scales();
+      case 2:
+        return find_tiles();
+      default:
+        return;
     }
   }
 
@@ -150,49 +81,57 @@ class TmaProducer {
   static constexpr int kKTilesAhead = 5;
 
   __device__ void find_tiles() const {
-    const bool is_first_lane = thread_ % 32 == 0;
-    TmaScheduler scheduler(gemm_, shared_.queue, TileSizes::of<TmaTile>(1));
+    const bool is_first_lane = lane() == 0;
+    const TileRing tiles(shared_.tiles);
+    TmaScheduler scheduler(gemm_, shared_.queue, sizes());
     for (; scheduler.has_next(); scheduler.next()) {
       const OutputTile tile = scheduler.tile();
       if (is_first_lane) {
-        tiles().publish(scheduler.taken(), tile);
-        wait_for_phase(shared_address(&shared_.next_tile_wanted), scheduler.taken() % 2);
+        tiles.publish(scheduler.taken(), tile);
+        wait_asleep_for_phase(shared_address(&shared_.next_tile_wanted), scheduler.taken() % 2);
         scheduler.choose_next();
       }
+      // The others would ask for the next tile all the time.
+      __syncwarp();
     }
-    if (is_first_lane) tiles().publish(scheduler.taken(), {.block = kNoTile});
+    if (is_first_lane) tiles.publish(scheduler.taken(), {.block = kNoTile});
   }
 
-  __device__ void copy_tiles() {
-    TileRing list = tiles();
+  __device__ void request_boxes() {
+    TileRing list(shared_.tiles);
     for (bool is_first = true; list.has_tile(); is_first = false) {
       const OutputTile tile = list.tile();
-      list.advance(thread_ % 32);
-      if (tile.has_copies) {
-        copy_tile(tile, gemm_.tiles_are_complete && is_first);
-      } else {
-        want_next_tile();
+      list.advance(lane());
+      if (is_elected_lane()) {
+        if (tile.has_copies) {
+          request_boxes(tile, gemm_.tiles_are_complete && is_first);
+        } else {
+          want_next_tile();
+        }
       }
+      __syncwarp();
     }
   }
-  __device__ void want_next_tile() const {
-    if (thread_ == 0) arrive(shared_address(&shared_.next_tile_wanted));
+  __device__ void want_next_tile() const { arrive(shared_address(&shared_.next_tile_wanted)); }
+  [[nodiscard]] __device__ int lane() const { return thread_ % 32; }
+  [[nodiscard]] __device__ TileSizes sizes() const {
+    TileSizes sizes = TileSizes::of<TmaTile>(1);
+    sizes.group = params_.tile_group;
+    return sizes;
   }
-  [[nodiscard]] __device__ TileRing tiles() const { return TileRing(shared_.tiles); }
 
   // is_requested: the weights of the ring's first stages are on their way.
-  __device__ void copy_tile(const OutputTile& tile, bool is_requested) {
-    find_scales(tile);
+  __device__ void request_boxes(const OutputTile& tile, bool is_requested) {
     const int last_k_tiles = max(gemm_.k_tiles - kKTilesAhead, 0);
-    for (int k_tile = 0; k_tile < gemm_.k_tiles; ++k_tile) {
-      ring_.wait_empty(at_);
+    for (int k_tile = 0; k_tile < num_rounds(gemm_.k_tiles) * TmaTile::kStages; ++k_tile) {
+      ring_.wait_empty_asleep(at_);
       if (k_tile == last_k_tiles) want_next_tile();
-      if (thread_ == 0) {
+      if (k_tile < gemm_.k_tiles) {
         if (!is_requested || k_tile >= TmaTile::kStages) copy_weights(tile, k_tile);
         copy_rows(tile, k_tile);
+      } else {
+        arrive(ring_.full(at_));
       }
-      copy_scales();
-      arrive_after_copies(ring_.full(at_));
       at_.advance();
     }
   }
@@ -230,45 +169,55 @@ class TmaProducer {
              static_cast<int>(tile.first_row), ring_.full(at_));
   }
 
-  [[nodiscard]] __device__ bool copies_token_scales() const { return thread_ >= 32; }
-  [[nodiscard]] __device__ int first_token() const { return thread_ - 32; }
-  static constexpr int kTokenDistance = 64;  // To the lane's other one.
-
-  __device__ void find_scales(const OutputTile& tile) {
-    if (copies_token_scales()) {
-      first_scale_ = token_scale(tile, first_token());
-      second_scale_ = token_scale(tile, first_token() + kTokenDistance);
-      scale_step_ = gemm_.group_stride * static_cast<int64_t>(sizeof(float));
-    } else {
-      first_scale_ = subtile_scale(tile, thread_);
-      scale_step_ = k_tile_stride(WeightEncoding::kFp8);
+  __device__ void copy_scales() {
+    const ScaleRing ring(shared_.scale_barriers);
+    for (TileRing list(shared_.tiles); list.has_tile();) {
+      const OutputTile tile = list.tile();
+      list.advance(lane());
+      if (!tile.has_copies) continue;
+      for (int k_tile = 0; k_tile < gemm_.k_tiles; k_tile += TmaTile::kStages) {
+        ring.wait_empty_asleep(scales_at_);
+        copy_token_scales(tile, k_tile);
+        copy_weight_scales(tile, k_tile);
+        arrive_after_copies(ring.full(scales_at_));
+        scales_at_.advance();
+      }
     }
   }
-  // The scale of the first k tile; null where there is none.
-  [[nodiscard]] __device__ const uint8_t* token_scale(const OutputTile& tile, int token) const {
-    if (token >= tile.num_rows) return nullptr;
-    const int64_t row = tile.first_row + token;
-    return reinterpret_cast<const uint8_t*>(gemm_.group_scales + row * gemm_.group_row_stride);
-  }
-  [[nodiscard]] __device__ const uint8_t* subtile_scale(const OutputTile& tile, int subtile) const {
-    const int block = tile.block + subtile;
-    if (subtile >= TmaTile::kTileBlocks || block >= gemm_.blocks) return nullptr;
-    return gemm_.image + tile.expert * gemm_.expert_bytes + block * gemm_.block_bytes +
-           k_tile_code_bytes(WeightEncoding::kFp8);
+
+  // Those of the k tiles from `k_tile` on, for each stage one; a lane those of four tokens.
+  __device__ void copy_token_scales(const OutputTile& tile, int k_tile) const {
+    const float* scales = gemm_.group_scales + (tile.first_row + lane()) * gemm_.group_row_stride +
+                          k_tile * gemm_.group_stride;
+    const int64_t distance = 32 * gemm_.group_row_stride;
+    const uint32_t targets = shared_address(&shared_.scales[scales_at_.stage].tokens[lane()]);
+    constexpr uint32_t kTokenBytes = sizeof(TmaScales::tokens[0]);
+#pragma unroll
+    for (int i = 0; i < TmaTile::kTokens / 32; ++i) {
+      if (lane() + 32 * i >= tile.num_rows) continue;
+      const uint32_t target = targets + 32 * i * kTokenBytes;
+      if (params_.has_whole_scales) {
+        copy_16(target, scales + i * distance);
+      } else {
+#pragma unroll 1
+        for (int j = 0; j < min(gemm_.k_tiles - k_tile, TmaTile::kStages); ++j) {
+          copy_4(target + 4 * j, scales + i * distance + j * gemm_.group_stride, 4);
+        }
+      }
+    }
   }
 
-  // Copies scales of the stage's k tile; k tiles come one after the other.
-  __device__ void copy_scales() {
-    const uint32_t target = copies_token_scales()
-                                ? shared_address(&shared_.token_scales[at_.stage][first_token()])
-                                : shared_address(&shared_.weight_scales[at_.stage][thread_]);
-    copy_scale(target, first_scale_);
-    copy_scale(target + kTokenDistance * sizeof(float), second_scale_);
-  }
-  __device__ void copy_scale(uint32_t target, const uint8_t*& scale) const {
-    if (scale == nullptr) return;
-    copy_4(target, scale, 4);
-    scale += scale_step_;
+  // A lane that of one subtile and k tile.
+  __device__ void copy_weight_scales(const OutputTile& tile, int k_tile) const {
+    const int subtile = lane() / TmaTile::kStages;
+    const int stage = lane() % TmaTile::kStages;
+    const int block = tile.block + subtile;
+    if (subtile >= TmaTile::kTileBlocks || block >= gemm_.blocks) return;
+    if (k_tile + stage >= gemm_.k_tiles) return;
+    const uint8_t* k_tiles = gemm_.image + tile.expert * gemm_.expert_bytes +
+                             block * gemm_.block_bytes + k_tile_code_bytes(WeightEncoding::kFp8);
+    copy_4(shared_address(&shared_.scales[scales_at_.stage].weights[stage][subtile]),
+           k_tiles + int64_t{k_tile + stage} * k_tile_stride(WeightEncoding::kFp8), 4);
   }
 
   const TmaGemmParams& params_;
@@ -277,364 +226,201 @@ class TmaProducer {
   const TmaRing& ring_;
   int thread_;
   TmaPosition at_;
-  // The scales that the thread copies next.
-  const uint8_t* first_scale_ = nullptr;
-  const uint8_t* second_scale_ = nullptr;
-  int64_t scale_step_ = 0;
+  ScalePosition scales_at_;
 };
 
 // The main loop of a consumer warpgroup, which has 64 tokens and all weight rows of a stage. Tokens
-// are wgmma's 64 rows, so that a thread has sums of two tokens, whose factors are two registers. An
-// instruction has all weight rows: the tokens are read once for them.
+// are wgmma's 64 rows, so that a thread has sums of two tokens, whose factors are two registers.
 //
 // Sums start again with every k tile, 128 k, and are added to fp32 registers, times the factors of
-// token and weights. While a warpgroup adds its set, the other one's instructions keep the tensor
-// cores busy.
+// token and weights. They come in two parts, each a group of instructions: while a warpgroup adds
+// the first, the tensor cores compute the second; while it adds that, they have the other
+// warpgroup's instructions.
+//
+// The tensor cores may have to wait for what lies between a k tile's last addition and the next
+// one's first instruction. So stages are constants, descriptors lie in uniform registers, and
+// scales are loaded and the next stage is asked for before the additions.
 class TmaLoop {
  public:
-  __device__ TmaLoop(int k_tiles, TmaStorage& shared, const TmaRing& ring)
-      : k_tiles_(k_tiles),
+  __device__ TmaLoop(const GemmParams& gemm, TmaStorage& shared, const TmaRing& ring)
+      : gemm_(gemm),
         shared_(shared),
         ring_(ring),
-        // A shuffle tells the compiler that it is the same in all lanes.
-        warpgroup_(__shfl_sync(0xFFFFFFFFU, static_cast<int>(threadIdx.x) / 128 - 1, 0)),
+        scale_ring_(shared.scale_barriers),
+        warpgroup_(uniform(static_cast<int>(threadIdx.x) / 128 - 1)),
         thread_(static_cast<int>(threadIdx.x) % 128) {}
 
   template <int kSubtiles>
   __device__ void multiply(TmaSums<kSubtiles>& sums) {
 #pragma unroll
     for (float& sum : sums) sum = 0;
+    const Operands first_operands = operands();
+    Scales<kSubtiles> scales;
+    bool is_full = is_stage_full(0);
 #pragma unroll 1
-    for (int k_tile = 0; k_tile < k_tiles_; ++k_tile) {
-      ring_.wait_full(at_);
-      const auto scales = load_scales<kSubtiles>();
-      TmaSums<kSubtiles> k_tile_sums;
-      issue(k_tile_sums);
-      wgmma_wait();
-      release();
-      promote<kSubtiles>(k_tile_sums, scales, sums);
+    for (int first = 0; first < gemm_.k_tiles; first += TmaTile::kStages) {
+#pragma unroll
+      for (int stage = 0; stage < TmaTile::kStages; ++stage) {
+        if (!is_full) wait_for_stage(stage);
+        if (stage == 0) load_scales(stage, scales);
+        Parts<kSubtiles> parts;
+        issue<kSubtiles>(parts, first_operands, stage);
+        const Factors<kSubtiles> factors(scales);
+        const bool is_last = first + stage + 1 >= gemm_.k_tiles;
+#pragma unroll
+        for (int part = 0; part < kParts<kSubtiles>; ++part) {
+          if (part + 1 < kParts<kSubtiles>) {
+            wgmma_wait_but_one();
+          } else {
+            wgmma_wait();
+            release(stage);
+            // Before they are needed, as a wait for them would hold up the next instructions.
+            if (stage + 1 < TmaTile::kStages) load_scales(stage + 1, scales);
+            is_full = !is_last && is_stage_full((stage + 1) % TmaTile::kStages);
+          }
+          promote<kSubtiles>(parts[part], part, factors, sums);
+        }
+        if (is_last) break;
+      }
     }
+    if (gemm_.k_tiles % TmaTile::kStages != 0) pass_stages(gemm_.k_tiles % TmaTile::kStages);
   }
 
   // Passes over the stages of a tile whose copies the others need.
   __device__ void pass() {
-#pragma unroll 1
-    for (int k_tile = 0; k_tile < k_tiles_; ++k_tile) {
-      ring_.wait_full(at_);
-      release();
-    }
+    for (int round = 0; round < num_rounds(gemm_.k_tiles); ++round) pass_stages(0);
   }
 
  private:
-  // The scales of a stage: those of a thread's two tokens, and of the subtiles.
+  // The same in all lanes, which a shuffle tells the compiler.
+  template <class Value>
+  __device__ static Value uniform(Value value) {
+    return __shfl_sync(kFullWarp, value, 0);
+  }
+
+  // The scales of a k tile: those of a thread's two tokens, and of the subtiles.
   template <int kSubtiles>
   struct Scales {
     float tokens[2];
     float weights[kSubtiles];
   };
-
-  static constexpr uint32_t kRows = offsetof(TmaStorage, rows);
-  static constexpr uint32_t kWeights = offsetof(TmaStorage, weights);
-  static constexpr uint32_t kTokenScales = offsetof(TmaStorage, token_scales);
-  static constexpr uint32_t kWeightScales = offsetof(TmaStorage, weight_scales);
-
-  // The address of the stage's part of a member that begins at `offset`. All are made from one
-  // address: the compiler would compute each member's again for every k tile, which takes 60
-  // cycles.
-  [[nodiscard]] __device__ uint32_t stage_of(uint32_t offset, uint32_t bytes) const {
-    return shared_address(&shared_) + offset + static_cast<uint32_t>(at_.stage) * bytes;
-  }
-
-  template <int kSums>
-  __device__ void issue(float (&k_tile_sums)[kSums]) const {
-    const uint32_t first_token = stage_of(kRows, TmaTile::kRowBytes) + warpgroup_ * 64 * 128;
-    const uint64_t tokens = swizzled_descriptor(first_token);
-    const uint64_t weights = swizzled_descriptor(stage_of(kWeights, TmaTile::kWeightBytes));
-    wgmma_fence();
-    multiply_k_tile(k_tile_sums, tokens, weights);
-    wgmma_commit();
-  }
-
-  // Called before the first wgmma: a load among them would hold up the last of them.
+  // The factors of a k tile's sums.
   template <int kSubtiles>
-  __device__ Scales<kSubtiles> load_scales() const {
-    Scales<kSubtiles> scales;
-    const uint32_t tokens =
-        stage_of(kTokenScales, sizeof(TmaStorage::token_scales[0])) +
-        static_cast<uint32_t>(warpgroup_ * 256 + thread_ / 32 * 64 + thread_ % 32 / 4 * 4);
-    const uint32_t weights = stage_of(kWeightScales, sizeof(TmaStorage::weight_scales[0]));
+  struct Factors {
+    float of[2][kSubtiles];
+
+    __device__ explicit Factors(const Scales<kSubtiles>& scales) {
 #pragma unroll
-    for (int subtile = 0; subtile < kSubtiles; ++subtile) {
-      scales.weights[subtile] = bits_float(load_shared(weights + subtile * 4));
+      for (int i = 0; i < 2 * kSubtiles; ++i) {
+        of[i % 2][i / 2] = __fmul_rn(scales.tokens[i % 2], scales.weights[i / 2]);
+      }
     }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) scales.tokens[i] = bits_float(load_shared(tokens + i * 32));
-    return scales;
-  }
-
-  template <int kSubtiles>
-  __device__ static void promote(const TmaSums<kSubtiles>& k_tile_sums,
-                                 const Scales<kSubtiles>& scales, TmaSums<kSubtiles>& sums) {
-    constexpr int kChunkSums = kSubtiles * TmaTile::kSubtileSums;
-    float factors[2][kSubtiles];
-#pragma unroll
-    for (int i = 0; i < 2 * kSubtiles; ++i) {
-      factors[i % 2][i / 2] = __fmul_rn(scales.tokens[i % 2], scales.weights[i / 2]);
-    }
-#pragma unroll
-    for (int i = 0; i < TmaTile::kChunks * kChunkSums; ++i) {
-      const int subtile = i % kChunkSums / TmaTile::kSubtileSums;
-      sums[i] = __fmaf_rn(factors[i / 2 % 2][subtile], k_tile_sums[i], sums[i]);
-    }
-  }
-
-  // The other CTA's producer writes here, too.
-  __device__ void release() {
-    __syncwarp();
-    if (thread_ % 32 < TmaTile::kMulticast) arrive_in_block(ring_.empty(at_), thread_ % 32);
-    at_.advance();
-  }
-
-  int k_tiles_;
-  TmaStorage& shared_;
-  const TmaRing& ring_;
-  int warpgroup_;
-  int thread_;
-  TmaPosition at_;
-};
-
-// The epilogue. A warp has all columns of 16 tokens. They go to shared memory as a box of 16 rows
-// of 128 bytes for each subtile, in the 128-byte swizzle, and from there to the output as boxes,
-// while the next tile is multiplied.
-//
-//   bf16   boxes of 64 columns, once
-//   fp32   boxes of a chunk's 32 columns, then of the other's
-//
-// All subtiles' boxes are one where they lie side by side. Where a warp has fewer tokens, u or g is
-// padded, or both are interleaved in the output, the warp itself copies what there is, 16 bytes or
-// a column at a time (TmaStore).
-
-// Whether a call has no bias, slot weights, scales of rows, or scales that differ within a subtile.
-inline bool has_plain_factors(const GemmParams& params) {
-  const bool has_tokens = params.epilogue.slot_weights != nullptr || params.row_scale != nullptr;
-  const bool has_columns =
-      params.epilogue.bias != nullptr || (params.has_gate && !params.image_rows.is_paired);
-  return !has_tokens && !has_columns;
-}
-
-// Factors that all tokens of a tile share, and all columns of a subtile: has_plain_factors().
-template <int kSubtiles>
-struct PlainFactors {
-  float scales[kSubtiles];
-
-  __device__ PlainFactors(const GemmParams& params, const OutputTile& tile) {
-    const ColumnFactors columns(params, tile.expert);
-#pragma unroll
-    for (int subtile = 0; subtile < kSubtiles; ++subtile) {
-      scales[subtile] = columns.scale(params.has_gate && (tile.block + subtile) % 2 == 1);
-    }
-  }
-  // of[i]: the sum of the i-th of four neighbouring columns of a subtile.
-  __device__ float4 finish(int /*half*/, int subtile, int /*row*/, const float (&of)[4]) const {
-    const float scale = scales[subtile];
-    return {mul_rn(scale, of[0]), mul_rn(scale, of[1]), mul_rn(scale, of[2]), mul_rn(scale, of[3])};
-  }
-};
-
-// Factors of two tokens of a thread, and of columns in shared memory, from the thread's first one.
-struct LoadedFactors {
-  TokenFactor tokens[2];
-  const ColumnFactor* columns;
-
-  __device__ float4 finish(int half, int subtile, int row, const float (&of)[4]) const {
-    const ColumnFactor* four = columns + subtile * kSubtileRows + row;
-    return {finished(of[0], tokens[half], four[0]), finished(of[1], tokens[half], four[1]),
-            finished(of[2], tokens[half], four[2]), finished(of[3], tokens[half], four[3])};
-  }
-};
-
-// Stores one output tile of `kSubtiles` subtiles; a consumer warpgroup has 64 of its tokens.
-template <int kSubtiles>
-class TmaEpilogue {
- public:
-  using Sums = TmaSums<kSubtiles>;
-
-  __device__ TmaEpilogue(const TmaGemmParams& params, TmaStorage& shared, const OutputTile& tile)
-      : params_(params), gemm_(params.gemm), shared_(shared), tile_(tile) {}
-
-  // Before the main loop, for those that are not plain.
-  __device__ void load_factors() const {
-    if (params_.has_plain_factors) return;
-    const int thread = static_cast<int>(threadIdx.x) % 128;
-    const int consumer = static_cast<int>(threadIdx.x) / 128 - 1;
-    const int token = consumer * 64 + thread;
-    if (thread < 64 && token < tile_.num_rows) {
-      shared_.tokens[token] = load_factor(gemm_, tile_.first_row + token);
-    }
-    for (int block = 0; block < kSubtiles; block += 2) {
-      if (thread >= (kSubtiles - block) * kSubtileRows) break;
-      load_column_factors(gemm_, tile_, tile_.block + block, thread,
-                          shared_.columns[consumer] + block * kSubtileRows);
-    }
-  }
-
-  __device__ void finish(const Sums& sums) const {
-    const Place place(shared_, tile_);
-    if (params_.has_plain_factors) return stage(place, Plain(gemm_, tile_), sums);
-    const int consumer = place.warp / 4;
-    sync_threads(1 + consumer, 128);
-    const TokenFactor* tokens = shared_.tokens + place.token(place.lane / 4);
-    const LoadedFactors factors{{tokens[0], tokens[8]},
-                                shared_.columns[consumer] + place.lane % 4 * 4};
-    stage(place, factors, sums);
-    // The next tile's factors come to the same place.
-    sync_threads(1 + consumer, 128);
-  }
-
- private:
-  using Plain = PlainFactors<kSubtiles>;
-  static constexpr int kBoxChunks = TmaTile::kWarpTokens * 8;  // A chunk has 16 bytes.
-
-  // It says where a warp's results go, which is computed after the main loop. The tile lies in
-  // shared memory: all of it that is needed is loaded at once, before the results are made.
-  struct Place {
-    int warp;  // Counted among the consumers' warps.
-    int lane;
-    uint32_t results;
-    int block;
-    int first_row;  // The first of the warp's 16 in the output.
-    int num_rows;   // The tile has so many from there on; may be negative.
-
-    __device__ Place(const TmaStorage& shared, const OutputTile& tile)
-        : warp(static_cast<int>(keep_in_register(threadIdx.x)) / 32 - 4),
-          lane(static_cast<int>(keep_in_register(threadIdx.x)) % 32),
-          results(shared_address(shared.results[warp])),
-          block(tile.block),
-          first_row(static_cast<int>(tile.first_row) + token(0)),
-          num_rows(tile.num_rows - token(0)) {}
-    // The tile's token for one of the warp's 16 rows.
-    [[nodiscard]] __device__ int token(int row) const { return warp * TmaTile::kWarpTokens + row; }
   };
 
-  template <class Factors>
-  __device__ void stage(const Place& place, const Factors& factors, const Sums& sums) const {
-    begin_stage();
-    if (gemm_.output_is_bf16) {
-      stage_chunk<uint16_t, 0>(place, factors, sums);
-      stage_chunk<uint16_t, 1>(place, factors, sums);
-      store_boxes<uint16_t>(place, 0);
-    } else {
-      stage_chunk<float, 0>(place, factors, sums);
-      store_boxes<float>(place, 0);
-      begin_stage();
-      stage_chunk<float, 1>(place, factors, sums);
-      store_boxes<float>(place, TmaTile::kSubtilePart);
-    }
-  }
-  __device__ static void begin_stage() {
-    wait_for_boxes_read();
-    __syncwarp();
-  }
-
-  // The subtiles' order of rows makes 16g + 4c to 16g + 4c + 3 of sums 8g + 2h + {0, 4, 1, 5}.
-  template <class Element, int kChunk, class Factors>
-  __device__ static void stage_chunk(const Place& place, const Factors& factors, const Sums& sums) {
-    constexpr bool kIsBf16 = sizeof(Element) == 2;
-    const int row = place.lane / 4;
-    const int own = kIsBf16 ? place.lane % 4 / 2 : place.lane % 4;  // Its 16 bytes of a group.
-    const uint32_t first =
-        place.results + static_cast<uint32_t>(row * 128 + (kIsBf16 ? place.lane % 2 * 8 : 0));
-    const auto swizzled = static_cast<uint32_t>(own ^ row);
+  template <int kSubtiles>
+  __device__ void load_scales(int stage, Scales<kSubtiles>& scales) const {
+    const TmaScales& shared = shared_.scales[scales_at_.stage];
+    const int token = warpgroup_ * 64 + thread_ / 32 * TmaTile::kWarpTokens + thread_ % 32 / 4;
 #pragma unroll
-    for (int i = 0; i < 4 * kSubtiles; ++i) {
-      const int group = i / 2;  // A group has 16 columns; two are of a subtile.
-      const int half = i % 2;
-      const int subtile_row = kChunk * TmaTile::kSubtilePart + group % 2 * 16;
-      const float* four =
-          sums + (kChunk * kSubtiles * TmaTile::kSubtileSums + 8 * group + 2 * half);
-      const float4 values =
-          factors.finish(half, group / 2, subtile_row, {four[0], four[4], four[1], four[5]});
-      constexpr uint32_t kGroupChunks = kIsBf16 ? 2 : 4;
-      const uint32_t chunk = (kIsBf16 ? kChunk * 4U : 0U) + group % 2 * kGroupChunks;
-      const uint32_t target =
-          first + group / 2 * TmaTile::kBoxBytes + half * 8 * 128 + (chunk ^ swizzled) * 16;
-      if constexpr (kIsBf16) {
-        store_shared_8(target, to_bf16x2(values.x, values.y), to_bf16x2(values.z, values.w));
-      } else {
-        store_shared_16(target, {canonical_bits(values.x), canonical_bits(values.y),
-                                 canonical_bits(values.z), canonical_bits(values.w)});
-      }
+    for (int subtile = 0; subtile < kSubtiles; ++subtile) {
+      const uint32_t weights = shared_address(&shared.weights[stage][subtile]);
+      scales.weights[subtile] = bits_float(load_shared(weights));
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t tokens = shared_address(&shared.tokens[token + 8 * i][stage]);
+      scales.tokens[i] = bits_float(load_shared(tokens));
     }
   }
-  __device__ static uint32_t canonical_bits(float value) {
-    return float_bits(canonical_nan(value));
-  }
 
-  // Boxes that begin with column `first` of their subtiles.
-  template <class Element>
-  __device__ void store_boxes(const Place& place, int first) const {
-    fence_async_proxy();
-    __syncwarp();
-    // Boxes leave out columns after the output's last, but not tokens after the tile's last.
-    const bool is_whole = place.num_rows >= TmaTile::kWarpTokens;
-    if (!is_whole || params_.store == TmaStore::kRows) {
-      return store_rows<Element>(place, first);
-    }
-    if (params_.store == TmaStore::kSubtiles) {
-      if (place.lane == 0) {
-        store_box(&params_.output, first, place.first_row, place.block, place.results);
-      }
-    } else if (const int block = place.block + place.lane;
-               place.lane < kSubtiles && block < gemm_.blocks) {
-      store_box(&params_.output, static_cast<int>(gemm_.image_rows.source(block, first)),
-                place.first_row, place.results + place.lane * TmaTile::kBoxBytes);
-    }
-    commit_boxes();
-  }
-
-  [[nodiscard]] __device__ bool is_interleaved() const {
-    return gemm_.image_rows.are_interleaved();
-  }
-
-  template <class Element>
-  __device__ void store_rows(const Place& place, int first) const {
-    constexpr int kCols = 16 / sizeof(Element);
+  // Those of a round from `first` on.
+  __device__ void pass_stages(int first) {
 #pragma unroll 1
-    for (int i = place.lane; i < kSubtiles * kBoxChunks; i += 32) {
-      const int subtile = i / kBoxChunks;
-      const int row = i % kBoxChunks / 8;
-      if (row >= place.num_rows) continue;
-      const uint4 values =
-          load_shared_16(place.results + static_cast<uint32_t>(subtile * TmaTile::kBoxBytes +
-                                                               row * 128 + (i ^ row) % 8 * 16));
-      Element* output =
-          static_cast<Element*>(gemm_.output) + (int64_t{place.first_row} + row) * gemm_.rows;
-      store_columns<Element>(place.block + subtile, first + i % 8 * kCols, values, output);
+    for (int stage = first; stage < TmaTile::kStages; ++stage) {
+      wait_for_stage(stage);
+      release(stage);
     }
   }
 
-  // Stores 16 bytes of a token's columns, from row `row` of a subtile on. Rows come in multiples
-  // of 16.
-  template <class Element>
-  __device__ void store_columns(int block, int row, const uint4& values, Element* output) const {
-    const int64_t column = gemm_.image_rows.source(block, row);
-    if (column >= gemm_.rows) return;
-    if (!is_interleaved()) return store(output + column, values);
-    const uint32_t words[4] = {values.x, values.y, values.z, values.w};
+  [[nodiscard]] __device__ TmaPosition at(int stage) const {
+    return {.stage = stage, .parity = parity_};
+  }
+  // A test, whose answer comes while others run. Scales come with the first stage.
+  [[nodiscard]] __device__ bool is_stage_full(int stage) const {
+    const bool is_full = try_wait(ring_.full(at(stage)), parity_);
+    return stage > 0 ? is_full
+                     : is_full && try_wait(scale_ring_.full(scales_at_), scales_at_.parity);
+  }
+  __device__ void wait_for_stage(int stage) const {
+    ring_.wait_full(at(stage));
+    if (stage == 0) scale_ring_.wait_full(scales_at_);
+  }
+
+  // Sums of a k tile in parts, chunks of the weight rows; one subtile is too few to be divided.
+  template <int kSubtiles>
+  static constexpr int kParts = kSubtiles > 1 ? TmaTile::kChunks : 1;
+  template <int kSubtiles>
+  using PartSums = float[sizeof(TmaSums<kSubtiles>) / sizeof(float) / kParts<kSubtiles>];
+  template <int kSubtiles>
+  using Parts = PartSums<kSubtiles>[kParts<kSubtiles>];
+
+  // The descriptors of stage 0.
+  struct Operands {
+    uint64_t tokens;
+    uint64_t weights;
+  };
+  [[nodiscard]] __device__ Operands operands() const {
+    const uint32_t tokens = shared_address(shared_.rows) + warpgroup_ * 64 * 128;
+    return {swizzled_descriptor(uniform(tokens)),
+            swizzled_descriptor(uniform(shared_address(shared_.weights)))};
+  }
+
+  // Each part is a group of instructions.
+  template <int kSubtiles>
+  __device__ static void issue(Parts<kSubtiles>& parts, const Operands& first, int stage) {
+    constexpr int kPartRows = kSubtiles * kSubtileRows / kParts<kSubtiles>;
+    const uint64_t tokens = first.tokens + stage * (TmaTile::kRowBytes / 16);
+    const uint64_t weights = first.weights + stage * (TmaTile::kWeightBytes / 16);
+    wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < static_cast<int>(16 / sizeof(Element)); ++i) {
-      if constexpr (sizeof(Element) == 2) {
-        output[column + 2 * i] = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
-      } else {
-        output[column + 2 * i] = bits_float(words[i]);
-      }
+    for (int part = 0; part < kParts<kSubtiles>; ++part) {
+      multiply_k_tile(parts[part], tokens, weights + part * (kPartRows * kKTileRowBytes / 16));
+      wgmma_commit();
     }
   }
 
-  const TmaGemmParams& params_;
+  template <int kSubtiles>
+  __device__ static void promote(const PartSums<kSubtiles>& part_sums, int part,
+                                 const Factors<kSubtiles>& factors, TmaSums<kSubtiles>& sums) {
+    constexpr int kChunkSums = kSubtiles * TmaTile::kSubtileSums;
+    constexpr int kCount = sizeof(part_sums) / sizeof(float);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int subtile = i % kChunkSums / TmaTile::kSubtileSums;
+      float& sum = sums[part * kCount + i];
+      sum = __fmaf_rn(factors.of[i / 2 % 2][subtile], part_sums[i], sum);
+    }
+  }
+
+  // The other CTA's producer writes here, too. With a round's last stage its scales go.
+  __device__ void release(int stage) {
+    __syncwarp();
+    const int lane = thread_ % 32;
+    if (lane < TmaTile::kMulticast) arrive_in_block(ring_.empty(at(stage)), lane);
+    if (stage + 1 < TmaTile::kStages) return;
+    parity_ ^= 1U;
+    if (lane == 0) scale_ring_.release(scales_at_);
+    scales_at_.advance();
+  }
+
   const GemmParams& gemm_;
   TmaStorage& shared_;
-  const OutputTile& tile_;
+  const TmaRing& ring_;
+  ScaleRing scale_ring_;
+  int warpgroup_;
+  int thread_;
+  uint32_t parity_ = 0;
+  ScalePosition scales_at_;
 };
 
 namespace {
@@ -646,7 +432,8 @@ __device__ void sync_cluster() {
 
 __device__ void init_barriers(TmaStorage& shared, const TmaRing& ring) {
   init_barrier(shared_address(&shared.next_tile_wanted), 1);
-  ring.init(TmaTile::kCopyWarps * 32 + 1, TmaTile::kMulticast * TmaTile::kWarps);
+  ring.init(1, TmaTile::kMulticast * TmaTile::kWarps);
+  ScaleRing(shared.scale_barriers).init(32, TmaTile::kWarps);
   // A warp takes tiles from the list, and tells the others.
   TileScheduler::init(shared.queue, TmaTile::kMulticast);
   TileRing::init(shared.tiles, TmaTile::kCopyWarps + TmaTile::kWarps);
@@ -675,7 +462,7 @@ __device__ void consume_tile(const TmaGemmParams& params, TmaStorage& shared,
 }
 
 __device__ void consume(const TmaGemmParams& params, TmaStorage& shared, const TmaRing& ring) {
-  TmaLoop loop(params.gemm.k_tiles, shared, ring);
+  TmaLoop loop(params.gemm, shared, ring);
   TileRing tiles(shared.tiles);
   for (; tiles.has_tile(); tiles.advance(static_cast<int>(threadIdx.x) % 32)) {
     consume_tile(params, shared, tiles.tile(), loop);
@@ -754,6 +541,19 @@ TensorMap output_map(const GemmParams& gemm, int element_bytes) {
                           .is_swizzled = true});
 }
 
+// Where experts have 16 token tiles or more, weights leave L2 between two groups of tiles of an
+// expert, and larger groups read them less often. Fewer token tiles have them to themselves.
+int tile_group(const GemmParams& gemm) {
+  return int64_t{gemm.max_tiles} * gemm.splits >= int64_t{16} * gemm.experts ? 16 : 8;
+}
+
+bool has_whole_scales(const GemmParams& gemm) {
+  static_assert(TmaTile::kStages == 4);
+  return gemm.group_stride == 1 && gemm.group_row_stride % 4 == 0 &&
+         gemm.group_row_stride >= round_up(gemm.k_tiles, TmaTile::kStages) &&
+         reinterpret_cast<uintptr_t>(gemm.group_scales) % 16 == 0;
+}
+
 TmaGemmParams params_of(const GemmParams& gemm) {
   return {.gemm = gemm,
           .weights = weight_map(gemm, TmaTile::kTileBlocks),
@@ -761,7 +561,9 @@ TmaGemmParams params_of(const GemmParams& gemm) {
           .rows = make_row_boxes(gemm, TmaTile::kTokens),
           .output = output_map(gemm, gemm.output_is_bf16 ? 2 : 4),
           .store = store_of(gemm),
-          .has_plain_factors = has_plain_factors(gemm)};
+          .tile_group = tile_group(gemm),
+          .has_plain_factors = has_plain_factors(gemm),
+          .has_whole_scales = has_whole_scales(gemm)};
 }
 
 }  // namespace

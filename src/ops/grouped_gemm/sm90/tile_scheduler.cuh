@@ -6,9 +6,9 @@
 // `remainder_tokens` rows, comes with the tile before instead of one of its own, which would read
 // and decode the same weights again.
 //
-// Tiles are taken in groups of kTileGroup m tiles; in a group all tiles of the same weight rows
-// come first. So CTAs that run at the same time share weights and the activations of a few m tiles,
-// and both stay in L2.
+// Tiles are taken in groups of 8 or 16 m tiles (TileSizes); in a group all tiles of the same weight
+// rows come first. So CTAs that run at the same time share weights and the activations of a few m
+// tiles, and both stay in L2.
 //
 // A CTA's first tile is that of its number. The following ones come in the same order (static) or,
 // in a layer, from a counter (dynamic): CTAs that share an SM unevenly would end their tiles at
@@ -52,6 +52,7 @@ struct TileSizes {
   int remainder_tokens;  // Rows of a remainder, at most.
   int blocks;            // n sub-tiles, each of 64 weight rows.
   int cluster_ctas;      // CTAs that take neighbouring token tiles of the same weight rows.
+  int group = 8;         // m tiles of which all tiles of the same weight rows come first.
 
   template <class Shape>
   __device__ static TileSizes of(int passes) {
@@ -131,7 +132,7 @@ class TileSchedulerOf {
       const uint32_t full_tiles = num_columns() * row_tiles_;
       if (index_ >= full_tiles) return narrow_tile(index_ - full_tiles);
     }
-    const uint32_t most_columns = kTileGroup / cluster_ctas();
+    const uint32_t most_columns = static_cast<uint32_t>(sizes_.group) / cluster_ctas();
     const uint32_t group_tiles = most_columns * row_tiles_;
     const uint32_t group = index_ / group_tiles;
     const uint32_t in_group = index_ - group * group_tiles;
@@ -153,7 +154,6 @@ class TileSchedulerOf {
   }
 
  private:
-  static constexpr uint32_t kTileGroup = 8;
   static constexpr uint32_t kSlots = TileQueue::kSlots;
   using Position = RingPosition<TileQueue::kSlots>;
 

@@ -9,6 +9,8 @@
 
 namespace narrowfloat {
 
+inline bool is_elected_lane() { return emulator::lane() == 0; }
+
 inline void emulated_copy_box(uint32_t shared, const void* map, std::array<int, 3> at,
                               uint32_t barrier, uint16_t ranks) {
   // A copy of the map: it is in the thread's parameters, and the thread may end first.
