@@ -18,18 +18,6 @@ alignas(64) constexpr uint8_t kE2m1Codes[64] = {
     7, 7, 7, 7, 7, 7, 7, 7,  //
     7, 7, 7, 7, 7, 7, 7, 7,
 };
-// Two codes a byte stand in the low half of each 8 bytes: those of the first, third, second and
-// fourth vector.
-alignas(64) constexpr uint8_t kE2m1Order[64] = {
-    0, 8, 16, 24, 32, 40, 48, 56, 2, 10, 18, 26, 34, 42, 50, 58,
-    1, 9, 17, 25, 33, 41, 49, 57, 3, 11, 19, 27, 35, 43, 51, 59,
-};
-// Two codes a byte stand in the lower half of each 4 bytes: one of the first half of the elements,
-// one of the second.
-alignas(64) constexpr uint8_t kE2m1WordOrder[64] = {
-    0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60,
-    1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61,
-};
 // Numbers of a vector in memory, one for each index.
 template <typename Number>
 struct alignas(64) Constants {
@@ -43,6 +31,18 @@ consteval Constants<Number> made_by(Rule rule) {
   return vector;
 }
 
+// Where each byte of two codes is when store_e2m1_halves() has paired them: 128 bits have four
+// lanes of each of the four vectors, those of the first two vectors in turn and before the others.
+constexpr auto kE2m1Order = made_by<uint8_t>([](int out) {
+  const int vector = out % 32 / 8;
+  const int lane = out % 8 * 2;
+  return lane / 4 * 16 + vector / 2 * 8 + lane % 4 * 2 + vector % 2;
+});
+// The same of store_e2m1_words(): 128 bits have eight elements of either half.
+constexpr auto kE2m1WordOrder = made_by<uint8_t>([](int out) {
+  const int elem = out % 16 * 2;
+  return elem / 8 * 16 + out % 32 / 16 * 8 + elem % 8;
+});
 // Where store_e4m3() has the code of a vector's lane: 128 bits have words of four lanes of vectors
 // 0 and 1, in the lower bytes, and of vectors 2 and 3, in the upper ones.
 constexpr int e4m3_byte(int vector, int lane) {
@@ -251,33 +251,32 @@ struct Avx512 {
     return _mm512_mask_blend_epi16(0xAAAAAAAAU, shift_right<16>(a), b);
   }
 
-  // Bits 4 to 9 of each word are the index into kE2m1Codes. lowest: the upper half of an eighth of
-  // the block's scale, in each word.
+  // The indices into kE2m1Codes, if not limited. lowest: the upper half of an eighth of the block's
+  // scale, in each word.
   static Ints e2m1_indices(Ints halves, Ints lowest) {
     const Ints above = _mm512_subs_epu16(bit_and(halves, 0x7FFF7FFF), lowest);
-    return _mm512_min_epu16(above, _mm512_set1_epi16(0x3FF));
+    return _mm512_srli_epi16(above, 4);
   }
 
-  // The codes of 64 numbers, one a byte, given as words: those of the first 32 in the even bytes.
+  // The codes of 64 numbers, one a byte, given as words: 128 bits have those of eight words of the
+  // first vector, then of the second.
   static Ints e2m1_codes(const Ints (&halves)[2], const Ints (&lowest)[2]) {
-    const Ints odd_bytes = _mm512_set1_epi16(static_cast<int16_t>(0xFF00));
-    const Ints first = _mm512_srli_epi16(e2m1_indices(halves[0], lowest[0]), 4);
-    const Ints second = _mm512_slli_epi16(e2m1_indices(halves[1], lowest[1]), 4);
-    const Ints indices = _mm512_ternarylogic_epi32(first, second, odd_bytes, kSelectSecond);
-    const Ints signs = _mm512_ternarylogic_epi32(_mm512_srli_epi16(halves[0], 8), halves[1],
-                                                 odd_bytes, kSelectSecond);
+    const Ints indices = _mm512_min_epu8(
+        _mm512_packus_epi16(e2m1_indices(halves[0], lowest[0]), e2m1_indices(halves[1], lowest[1])),
+        _mm512_set1_epi8(63));
     const Ints magnitudes = _mm512_permutexvar_epi8(indices, _mm512_load_si512(kE2m1Codes));
+    // Saturation keeps the signs.
+    const Ints signs = _mm512_packs_epi16(halves[0], halves[1]);
     return _mm512_ternarylogic_epi32(magnitudes, _mm512_srli_epi16(signs, 4), _mm512_set1_epi8(8),
                                      kOrMasked);
   }
 
   // Stores the codes of 64 numbers, given as the upper halves of each two vectors.
   static void store_e2m1_halves(const Ints (&halves)[2], const Ints (&lowest)[2], uint8_t* out) {
-    // Bytes are in the order of the vectors 0, 2, 1, 3, 0, ...; an even element and the next one
-    // are in neighbouring 32-bit lanes.
+    // An even element and the next one are two bytes apart.
     const Ints codes = e2m1_codes(halves, lowest);
-    const Ints pairs = _mm512_or_si512(codes, _mm512_srli_epi64(codes, 28));
-    const Ints packed = _mm512_permutexvar_epi8(_mm512_load_si512(kE2m1Order), pairs);
+    const Ints pairs = _mm512_or_si512(codes, _mm512_srli_epi32(codes, 12));
+    const Ints packed = _mm512_permutexvar_epi8(_mm512_load_si512(&kE2m1Order), pairs);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_castsi512_si256(packed));
   }
 
@@ -290,10 +289,9 @@ struct Avx512 {
 
   // Stores the codes of 64 numbers, given as words in their order.
   static void store_e2m1_words(const Ints (&words)[2], const Ints (&lowest)[2], uint8_t* out) {
-    // An even element and the next one are two bytes apart.
-    const Ints codes = e2m1_codes(words, lowest);
-    const Ints pairs = _mm512_or_si512(codes, _mm512_srli_epi32(codes, 12));
-    const Ints packed = _mm512_permutexvar_epi8(_mm512_load_si512(kE2m1WordOrder), pairs);
+    // Even codes plus 16 times odd ones.
+    const Ints pairs = _mm512_maddubs_epi16(e2m1_codes(words, lowest), _mm512_set1_epi16(0x1001));
+    const Ints packed = _mm512_permutexvar_epi8(_mm512_load_si512(&kE2m1WordOrder), pairs);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_castsi512_si256(packed));
   }
 
