@@ -47,17 +47,30 @@ def test_other_objects_have_what_these_must_not_have():
     assert any(kind in "wW" for path in others for kind, _ in symbols(path))
 
 
-@pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="needs qemu-user")
+needs_qemu = pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="needs qemu-user")
+
+
+def run_on(cpu, *command):
+    return subprocess.run(["qemu-x86_64", "-cpu", cpu, *command], capture_output=True, text=True,
+                          check=True).stdout
+
+
+@needs_qemu
 @pytest.mark.parametrize("cpu, chosen", [("Haswell", "cpu_avx2"), ("Nehalem", "cpu_baseline")])
 def test_a_cpu_runs_its_own_level(cpu, chosen):
-    def run(*command):
-        return subprocess.run(["qemu-x86_64", "-cpu", cpu, *command], capture_output=True,
-                              text=True, check=True).stdout
     for operation in ("quantize", "dequantize"):
-        explanation = json.loads(run(os.environ["NARROWFLOAT_CLI"], "explain", operation,
-                                     "--format", "nvfp4", "--shape", "16x1024", "--json"))
+        explanation = json.loads(run_on(cpu, os.environ["NARROWFLOAT_CLI"], "explain", operation,
+                                        "--format", "nvfp4", "--shape", "16x1024", "--json"))
         assert explanation["chosen"] == chosen
     # The kernels of the level, or what runs without one.
     tests = "*Kernel*/avx2" if chosen == "cpu_avx2" else "QuantizeViews.*"
-    output = run(f"{os.environ['NARROWFLOAT_TEST_BIN']}/ops_test", f"--gtest_filter={tests}")
+    output = run_on(cpu, f"{os.environ['NARROWFLOAT_TEST_BIN']}/ops_test", f"--gtest_filter={tests}")
     assert re.search(r"PASSED +\] [1-9]", output) and "SKIPPED" not in output
+
+
+@needs_qemu
+def test_rows_in_int8_run_on_a_cpu_without_avx512():
+    tests = "*GroupedGemmConformance.EveryImplementationGivesTheOraclesBytes/*int8"
+    output = run_on("Haswell", f"{os.environ['NARROWFLOAT_TEST_BIN']}/conformance",
+                    f"--gtest_filter={tests}")
+    assert re.search(r"PASSED +\] 2 tests", output) and "SKIPPED" not in output
