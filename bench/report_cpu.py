@@ -30,8 +30,8 @@ TEXT = """# AMD EPYC (Zen 4), one core
 
 {machine}.
 
-GB/s of the unquantized side: elements times their bytes over the 10th percentile of the replays.
-The machine had other work, so nothing that leaves the caches was measured. Every result was
+GB/s of the unquantized side: elements times their bytes over the 10th percentile of the replays,
+the faster of two runs or more. The machine had other work, so nothing that leaves the caches was measured. Every result was
 compared with `cpu_reference`, byte by byte. The operation is the public one: checks, selection and
 a parallel loop of one thread are in the times.
 
