@@ -89,8 +89,8 @@ struct ActivateArgs {
   TensorView row_to_slot;
 };
 
-// h = activation(u, g), requantized to `format` with the bits of the library's quantizers in exact
-// mode (kFp8Group by the rule reciprocal; kNvfp4PerToken and kFp8Token round h to bf16 first).
+// h = activation(u, g), requantized to `format` with the quantizers' bits in exact mode (kFp8Group:
+// rule reciprocal; kNvfp4PerToken, kFp8Token: h is rounded to bf16). Throws before it writes.
 NARROWFLOAT_API void activate(const ActivateArgs& args, Stream stream = {});
 
 }  // namespace narrowfloat

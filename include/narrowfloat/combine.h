@@ -9,7 +9,7 @@ namespace narrowfloat {
 
 // out[t, o] = round(fold over s, from +0: a = fma(weights[t, s], slot_rows[row(t, s), o], a)),
 // where row = slot_to_row[t * slots + s] and slots at -1 are skipped. A token without a row gets
-// +0.
+// +0. Throws kInvalidArgument before it writes anything.
 //   slot_rows    BF16, F16 or F32 [rows, H], dense
 //   slot_to_row  I32 [T * slots], dense
 //   weights      F32 or BF16 [T, slots], dense; absent: 1

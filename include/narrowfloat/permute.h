@@ -43,7 +43,7 @@ NARROWFLOAT_API PermutationLayout permutation_layout(int64_t tokens, int64_t slo
 NARROWFLOAT_API int32_t default_token_tile(int64_t tokens, int64_t slots, int32_t local_experts);
 
 // ids: I32 [T, slots] of global experts. Ids in [expert_offset, expert_offset + local_experts) are
-// local, the experts of `permutation`'s layout; every other id (-1, say) has no row.
+// local, the experts of `permutation`'s layout; others have no row. Throws before it writes.
 NARROWFLOAT_API void permute(const TensorView& ids, int32_t expert_offset, int32_t local_experts,
                              const Permutation& permutation, Stream stream = {});
 
