@@ -278,7 +278,7 @@ def check_links(tree: Tree) -> Iterator[Finding]:
 
 
 # "(spec 6.2)" cites docs/numerics.md, "(moe spec 6.2, 6.4)" docs/moe.md.
-CITATION = re.compile(r"(\S*?)\s*\bspec\s+(\d+(?:\.\d+)?(?:,\s+\d+(?:\.\d+)?)*)")
+CITATION = re.compile(r"\bspec\s+(\d+(?:\.\d+)?(?:,\s+\d+(?:\.\d+)?)*)")
 CITED = {"moe": "docs/moe.md", "": "docs/numerics.md", "quantization": "docs/numerics.md"}
 
 
@@ -289,11 +289,12 @@ def check_citations(tree: Tree) -> Iterator[Finding]:
     for file in tree.under("include/", "src/", "python/", "bench/", "tests/", "tools/"):
         text = re.sub(r"\n[ \t]*(?://|#)", lambda m: "\n" + " " * (len(m[0]) - 1), file.text)
         for match in CITATION.finditer(text):
-            word = re.sub(r"\W", "", match[1]).lower()
+            before = text[max(0, match.start() - 200):match.start()].split()
+            word = re.sub(r"\W", "", before[-1]).lower() if before else ""
             page = CITED.get(word, CITED[""])
-            missing = set(re.findall(r"\d+(?:\.\d+)?", match[2])) - sections.get(page, set())
+            missing = set(re.findall(r"\d+(?:\.\d+)?", match[1])) - sections.get(page, set())
             if missing:
-                yield Finding(file.path, text.count("\n", 0, match.start(2)) + 1, "citation",
+                yield Finding(file.path, text.count("\n", 0, match.start(1)) + 1, "citation",
                               f"{page} has no section {', '.join(sorted(missing))}")
 
 

@@ -10,7 +10,7 @@
 #include "cuda/gpu_test.h"
 #include "formats/float16.h"
 #include "narrowfloat/error.h"
-#include "ops/grouped_gemm/sm90/packed_weights.h"
+#include "ops/grouped_gemm/packed/packed_weights.h"
 #include "support/environment.h"
 #include "support/expect_error.h"
 #include "support/gemm_device_run.h"

@@ -9,7 +9,7 @@
 
 #include "cuda/gpu_test.h"
 #include "ops/grouped_gemm/grouped_gemm_problem.h"
-#include "ops/grouped_gemm/sm90/packed_weights.h"
+#include "ops/grouped_gemm/packed/packed_weights.h"
 #include "support/environment.h"
 #include "support/expect_error.h"
 #include "support/gemm_device_run.h"

@@ -24,7 +24,7 @@
 
 #include "base/int_math.h"
 #include "ops/grouped_gemm/grouped_gemm_problem.h"
-#include "ops/grouped_gemm/sm90/packed_weights.h"
+#include "ops/grouped_gemm/packed/packed_weights.h"
 
 namespace narrowfloat {
 

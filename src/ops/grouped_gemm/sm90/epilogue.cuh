@@ -14,7 +14,7 @@
 #include "device/ptx/shared_memory.cuh"
 #include "device/vector_io.cuh"
 #include "ops/grouped_gemm/gemm_output.h"
-#include "ops/grouped_gemm/sm90/packed_weights.h"
+#include "ops/grouped_gemm/packed/packed_weights.h"
 #include "ops/grouped_gemm/sm90/tile_scheduler.cuh"
 
 namespace narrowfloat {

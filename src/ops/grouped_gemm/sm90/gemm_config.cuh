@@ -8,9 +8,9 @@
 #include "device/ptx/cluster.cuh"
 #include "device/register_budget.h"
 #include "device/ring.cuh"
+#include "ops/grouped_gemm/packed/packed_weights.h"
 #include "ops/grouped_gemm/sm90/epilogue.cuh"
 #include "ops/grouped_gemm/sm90/gemm_params.h"
-#include "ops/grouped_gemm/sm90/packed_weights.h"
 #include "ops/grouped_gemm/sm90/tile_scheduler.cuh"
 
 namespace narrowfloat {

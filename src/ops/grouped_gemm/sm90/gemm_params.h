@@ -2,7 +2,7 @@
 // one an encoding of weights and a way of promotion.
 #pragma once
 
-#include "ops/grouped_gemm/sm90/packed_weights.h"
+#include "ops/grouped_gemm/packed/packed_weights.h"
 #include "runtime/cuda/tensor_map.h"
 
 namespace narrowfloat {

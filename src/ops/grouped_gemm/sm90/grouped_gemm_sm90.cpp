@@ -9,8 +9,8 @@
 
 #include "base/throw_error.h"
 #include "ops/grouped_gemm/gemm_shape.h"
+#include "ops/grouped_gemm/packed/packed_weights.h"
 #include "ops/grouped_gemm/sm90/gemm_params.h"
-#include "ops/grouped_gemm/sm90/packed_weights.h"
 #include "runtime/cuda/cuda_devices.h"
 #include "tensor/row_format.h"
 

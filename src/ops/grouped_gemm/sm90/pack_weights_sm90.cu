@@ -13,7 +13,7 @@
 #include "device/vector_io.cuh"
 #include "formats/minifloat.h"
 #include "narrowfloat/error.h"
-#include "ops/grouped_gemm/sm90/pack_source.cuh"
+#include "ops/grouped_gemm/packed/pack_source.cuh"
 #include "runtime/cuda/cuda_devices.h"
 #include "runtime/cuda/device_memory.h"
 #include "runtime/cuda/launch.h"

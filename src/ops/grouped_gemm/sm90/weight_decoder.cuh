@@ -13,7 +13,7 @@
 #include "device/ptx/wgmma_bf16_between.cuh"
 #include "device/ptx/wgmma_e4m3_between.cuh"
 #include "device/ptx/wgmma_e4m3_shared.cuh"
-#include "ops/grouped_gemm/sm90/packed_weights.h"
+#include "ops/grouped_gemm/packed/packed_weights.h"
 
 namespace narrowfloat {
 

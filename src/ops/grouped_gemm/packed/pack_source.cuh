@@ -3,7 +3,7 @@
 #pragma once
 
 #include "device/vector_io.cuh"
-#include "ops/grouped_gemm/sm90/packed_weights.h"
+#include "ops/grouped_gemm/packed/packed_weights.h"
 #include "tensor/layouts/registry.h"
 
 namespace narrowfloat {
