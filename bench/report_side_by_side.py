@@ -23,23 +23,17 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "bench" / "results" / "peers"
 REPEATED = "h200"
 # Cases of a later document replace those of an earlier one.
-REPEATED_DOCUMENTS = ("moe_peers_humming", "moe_peers_humming_many", "moe_peers_humming_w4a8",
-                      "moe_peers_deep_gemm")
+REPEATED_DOCUMENTS = ("moe_peers_humming", "moe_peers_humming_w4a8", "moe_peers_deep_gemm")
 KINDS = ("plain", "sustained")  # A burst, and long enough to lower the clock.
 REPEATED_METHOD = (
     "`bench/peers/moe.py --bench` measured these layers: narrowfloat and the peer in turn, on the "
     "same uniformly random experts, CUDA graphs of up to 32 ranges of tokens; in a burst of 0.03 s "
-    "after a rest, and for 0.3 s, which lowers the clock. Ids and weights are given. The peer's "
+    "after a rest of 0.3 s, and for 0.3 s, which lowers the clock. Ids and weights are given. The peer's "
     "slots are sorted before the clock starts, narrowfloat sorts them in the layer. A few tokens "
     "of every case were checked in the same run: the peer's against fp32 on rows that are not "
     "quantized (errors of 4e-2 with FP8 rows, 5e-3 with bf16), narrowfloat's against its fp64 reference. "
     "`mxfp4_fp8` has an activation scale for every 128 columns in both libraries, "
-    "`mxfp4_fp8_token` one a row, which Humming is made for. In the runs of bb593b2 and 30dc973 only "
-    "the peer rested for 0.3 s before each case, while narrowfloat's cases followed each other; in later "
-    "ones both did.")
-INDEXED_ONLY = (
-    " The run of commit {} had Humming's indexed GEMMs alone; its grouped ones, which the script "
-    "tries, too, from 32 rows an expert on, may be faster at 1024 and 4096 tokens.")
+    "`mxfp4_fp8_token` one a row, which Humming is made for.")
 BEGIN = "<!-- bench/report_side_by_side.py: headline begin -->"
 END = "<!-- bench/report_side_by_side.py: headline end -->"
 HEADLINE_TOKENS = (1, 16, 64, 256, 1024, 4096)
@@ -114,7 +108,8 @@ def repeated_tables(results: report_moe.MoeResults) -> str:
             layers.setdefault((shape, mode, peer), []).append((tokens, case, ours))
     text = ""
     for (shape, mode, peer), cases in sorted(layers.items()):
-        rows = [[str(tokens), *beside_cells(theirs, ours)] for tokens, theirs, ours in cases]
+        rows = [[str(tokens), *beside_cells(theirs, ours)]
+                for tokens, theirs, ours in sorted(cases, key=lambda case: case[0])]
         text += (f"### {shape}, `{mode}`\n\n"
                  f"{table(['tokens', *beside_heads(peer.capitalize())], rows)}\n")
     rows = [[f"{n}, {k}, {groups}", str(count),
@@ -124,13 +119,6 @@ def repeated_tables(results: report_moe.MoeResults) -> str:
     heads = ["n, k, groups", "rows", *beside_heads("DeepGEMM")]
     return text + (f"### Grouped GEMMs, FP8 1x128 by 128x128\n\n{table(heads, rows)}\n"
                    if rows else "")
-
-
-def has_indexed_only(document: dict) -> bool:
-    """Whether none of Humming's notes names the kind of its GEMMs, as since both are tried."""
-    notes = [case.get("note", "") for layer in document.get("layers", ())
-             for case in layer["cases"] if case["peer"] == "humming" and case["tokens"] >= 1024]
-    return bool(notes) and not any(note.startswith(("indexed", "grouped")) for note in notes)
 
 
 def what_of(document: dict) -> str:
@@ -151,11 +139,9 @@ def repeated() -> str:
              for name in ("torch", "triton", "humming", "deep_gemm") if name in one}
     versions = ", ".join(f"{name} {version}" for name, version in facts.items())
     results = report_moe.MoeResults(documents)
-    indexed_only = [one["commit"] for one in documents if has_indexed_only(one)]
-    limit = INDEXED_ONLY.format(", ".join(indexed_only)) if indexed_only else ""
     commits = "; ".join(f"{one['commit']} ({what_of(one)})" for one in documents)
     return (f"## On one {documents[0]['machine']['name']}, as anyone can repeat it\n\n"
-            f"{REPEATED_METHOD}{limit} A table shows the last of these commits that has a case.\n\n"
+            f"{REPEATED_METHOD} A table shows the last of these commits that has a case.\n\n"
             f"narrowfloat at commit {commits}; {versions}. Microseconds.\n\n{repeated_tables(results)}")
 
 
