@@ -22,7 +22,8 @@ struct DecodeKernels {
   using E4m3Factors = void (*)(const uint8_t* scales, int64_t blocks, float global_scale,
                                bool divides, float* factors);
   using Ue8m0Factors = void (*)(const uint8_t* scales, int64_t blocks, float* factors);
-  // Stores the values of whole blocks.
+  // Stores the values of whole blocks. `factors` has kMaxDecodedBlocks entries; those after the
+  // first `blocks` are read and do not count.
   using Values = void (*)(const uint8_t* codes, int64_t blocks, const float* factors, void* values);
   // Copies past the caches. What other threads must see needs finish_stream() before they are told.
   using Stream = void (*)(void* to, const void* from, int64_t size_bytes);

@@ -2,22 +2,10 @@
 #include <immintrin.h>
 
 #include "ops/dequantize/x86/decode_kernels_text.h"
+#include "tensor/x86/constants_text.h"
 
 namespace narrowfloat {
 namespace {
-
-// A vector's numbers in memory.
-template <typename Number>
-struct alignas(64) Constants {
-  Number numbers[64 / sizeof(Number)];
-};
-template <typename Number, typename Rule>
-consteval Constants<Number> made_by(Rule rule) {
-  Constants<Number> vector{};
-  int index = 0;
-  for (Number& number : vector.numbers) number = static_cast<Number>(rule(index++));
-  return vector;
-}
 
 // The bits of eight packed bytes at which the code of each lane starts: 32-bit lanes hold the codes
 // in order, and so do words, of which each half of a vector has 16.
@@ -44,10 +32,6 @@ constexpr auto kSmallE4m3 =
     made_by<float>([](int lane) { return lane < 8 ? (8 + lane) * 0x1p-10 : (lane - 8) * 0x1p-9; });
 constexpr auto kNormalOfWord = made_by<uint16_t>([](int word) { return word % 8 * 2 + 1; });
 constexpr auto kDenormalOfWord = made_by<uint16_t>([](int word) { return word % 8 * 2 + 17; });
-
-// Operations of vpternlogd: (first & second) | third, and first | (second & third).
-constexpr int kAndOr = 0xEA;
-constexpr int kOrMasked = 0xF8;
 
 struct Avx512 {
   static constexpr int kLanes = 16;

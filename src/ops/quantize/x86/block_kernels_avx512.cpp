@@ -2,6 +2,7 @@
 #include <immintrin.h>
 
 #include "ops/quantize/x86/kernel_table_text.h"
+#include "tensor/x86/constants_text.h"
 
 namespace narrowfloat {
 namespace {
@@ -18,18 +19,6 @@ alignas(64) constexpr uint8_t kE2m1Codes[64] = {
     7, 7, 7, 7, 7, 7, 7, 7,  //
     7, 7, 7, 7, 7, 7, 7, 7,
 };
-// Numbers of a vector in memory, one for each index.
-template <typename Number>
-struct alignas(64) Constants {
-  Number numbers[64 / sizeof(Number)];
-};
-template <typename Number, typename Rule>
-consteval Constants<Number> made_by(Rule rule) {
-  Constants<Number> vector{};
-  int index = 0;
-  for (Number& number : vector.numbers) number = static_cast<Number>(rule(index++));
-  return vector;
-}
 
 // Where each byte of two codes is when store_e2m1_halves() has paired them: 128 bits have four
 // lanes of each of the four vectors, those of the first two vectors in turn and before the others.
@@ -58,10 +47,6 @@ constexpr auto kOrderOfPairs =
     made_by<uint16_t>([](int block) { return block % 2 * 16 + block / 2 % 8; });
 constexpr auto kOrderOfHalves =
     made_by<uint16_t>([](int block) { return block / 8 % 2 * 16 + block % 8; });
-
-// Operations of vpternlogd: third ? second : first, and first | (second & third).
-constexpr int kSelectSecond = 0xD8;
-constexpr int kOrMasked = 0xF8;
 
 struct Avx512 {
   static constexpr int kLanes = 16;
