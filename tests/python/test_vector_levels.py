@@ -62,8 +62,12 @@ def test_a_cpu_runs_its_own_level(cpu, chosen):
         explanation = json.loads(run_on(cpu, os.environ["NARROWFLOAT_CLI"], "explain", operation,
                                         "--format", "nvfp4", "--shape", "16x1024", "--json"))
         assert explanation["chosen"] == chosen
-    # The kernels of the level, or what runs without one.
-    tests = "*Kernel*/avx2" if chosen == "cpu_avx2" else "QuantizeViews.*"
+    # The kernels of the level, or what runs without one. Left out are those that convert halves where
+    # denormals count as zeros (DAZ): qemu 7.2's VCVTPH2PS flushes denormal halves there, as no
+    # processor does.
+    tests = "QuantizeViews.*"
+    if chosen == "cpu_avx2":
+        tests = "*Kernel*/avx2:-*ChoosesBetweenFourAndSix*:*MakesTheRowsOfFused*"
     output = run_on(cpu, f"{os.environ['NARROWFLOAT_TEST_BIN']}/ops_test", f"--gtest_filter={tests}")
     assert re.search(r"PASSED +\] [1-9]", output) and "SKIPPED" not in output
 
