@@ -5,7 +5,6 @@
 #include <array>
 #include <cctype>
 #include <charconv>
-#include <cmath>
 #include <csignal>
 #include <exception>
 #include <new>
@@ -259,6 +258,16 @@ bool reads_all(std::string_view text, Number& number) {
   return result.ec == std::errc{} && result.ptr == end;
 }
 
+template <typename Number>
+Check check_of_range(Number low, Number high, const char* what) {
+  return [=](const std::string& text) {
+    Number number = 0;
+    return reads_all(text, number) && number >= low && number <= high
+               ? std::string()
+               : fmt::format("got '{}', expected {} from {} to {}", text, what, low, high);
+  };
+}
+
 // Above every real matrix, and far below where sizes in bits overflow.
 constexpr int64_t kMaxShapeElements = int64_t{1} << 40;
 
@@ -323,22 +332,10 @@ CLI::Option* add_min_time(CLI::App& app, double& min_seconds, const std::string&
 }
 
 Check whole_number_in(int64_t low, int64_t high) {
-  return [low, high](const std::string& text) {
-    int64_t number = 0;
-    return reads_all(text, number) && number >= low && number <= high
-               ? std::string()
-               : fmt::format("got '{}', expected a whole number from {} to {}", text, low, high);
-  };
+  return check_of_range(low, high, "a whole number");
 }
 
-Check number_in(double low, double high) {
-  return [low, high](const std::string& text) {
-    double number = 0;
-    return reads_all(text, number) && number >= low && number <= high
-               ? std::string()
-               : fmt::format("got '{}', expected a number from {} to {}", text, low, high);
-  };
-}
+Check number_in(double low, double high) { return check_of_range(low, high, "a number"); }
 
 CLI::Option* add_commit(CLI::App& app, std::string& commit) {
   return app.add_option("--commit", commit, "Text for the document: what was measured")

@@ -119,9 +119,10 @@ void copy_scales(const PackedStrip& of, uint8_t* scales) {
   const int64_t strips = of.shape.rows / kStripRows;
   const int64_t blocks = of.shape.weight_scales.blocks;
   const StripPair pair(of.shape, of.expert, of.strip);
+  const int64_t first = of.place() * blocks * kStripRows;
   for (int64_t block = 0; block < blocks; ++block) {
-    const int64_t place = of.shape.mode.has_int8_rows ? pair.scales(block)
-                                                      : (of.place() * blocks + block) * kStripRows;
+    const int64_t place =
+        of.shape.mode.has_int8_rows ? pair.scales(block) : first + block * kStripRows;
     for (int64_t row = 0; row < kStripRows; ++row) {
       scales[place + row] = *scale_address(of.source.scales, of.source_strip / strips,
                                            of.strip * kStripRows + row, block);

@@ -1,6 +1,6 @@
-// Whether the ranks really reach each other's memory: they write patterns and read them back.
-// A transport may report success and yet deliver nothing, for example peer
-// access through an IOMMU that translates it.
+// Whether the ranks really reach each other's memory: they write patterns and read them back. A
+// transport may report success and yet deliver nothing, for example peer access through an IOMMU
+// that translates it.
 #pragma once
 
 #include <cstddef>

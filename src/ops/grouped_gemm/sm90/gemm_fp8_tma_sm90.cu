@@ -541,8 +541,8 @@ TensorMap output_map(const GemmParams& gemm, int element_bytes) {
                           .is_swizzled = true});
 }
 
-// Where experts have 16 token tiles or more, weights leave L2 between two groups of tiles of an
-// expert, and larger groups read them less often. Fewer token tiles have them to themselves.
+// An expert of 16 token tiles or more has several groups of 8, between which its weights leave L2:
+// larger groups read them less often. Of smaller experts, a larger group would mix the weights.
 int tile_group(const GemmParams& gemm) {
   return int64_t{gemm.max_tiles} * gemm.splits >= int64_t{16} * gemm.experts ? 16 : 8;
 }

@@ -20,7 +20,7 @@ alignas(64) constexpr uint8_t kE2m1Codes[64] = {
     7, 7, 7, 7, 7, 7, 7, 7,
 };
 
-// Where each byte of two codes is when store_e2m1_halves() has paired them: 128 bits have four
+// The places of the bytes of two codes when store_e2m1_halves() has paired them: 128 bits have four
 // lanes of each of the four vectors, those of the first two vectors in turn and before the others.
 constexpr auto kE2m1Order = made_by<uint8_t>([](int out) {
   const int vector = out % 32 / 8;
@@ -32,8 +32,8 @@ constexpr auto kE2m1WordOrder = made_by<uint8_t>([](int out) {
   const int elem = out % 16 * 2;
   return elem / 8 * 16 + out % 32 / 16 * 8 + elem % 8;
 });
-// Where store_e4m3() has the code of a vector's lane: 128 bits have words of four lanes of vectors
-// 0 and 1, in the lower bytes, and of vectors 2 and 3, in the upper ones.
+// The place of the code of a vector's lane in store_e4m3(): 128 bits have words of four lanes of
+// vectors 0 and 1, in the lower bytes, and of vectors 2 and 3, in the upper ones.
 constexpr int e4m3_byte(int vector, int lane) {
   return lane / 4 * 16 + vector % 2 * 8 + lane % 4 * 2 + vector / 2;
 }
@@ -42,7 +42,7 @@ constexpr auto kE4m3Order =
 constexpr auto kSplitE4m3Order =
     made_by<uint8_t>([](int elem) { return e4m3_byte(elem / 32 * 2 + elem % 2, elem % 32 / 2); });
 
-// Where word_maxima() has the word of a block: in the first or the third 128 bits.
+// word_maxima() has the word of a block in the first or the third 128 bits.
 constexpr auto kOrderOfPairs =
     made_by<uint16_t>([](int block) { return block % 2 * 16 + block / 2 % 8; });
 constexpr auto kOrderOfHalves =
