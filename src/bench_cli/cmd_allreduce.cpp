@@ -54,7 +54,10 @@ bool is_possible(const AllReduceArguments& arguments, const AllReduceProblem& pr
     static_cast<void>(RankTensors(problem, arguments.setup.ranks, 0));
     return true;
   } catch (const Error& error) {
-    if (!arguments.has_all_patterns) throw;
+    if (!arguments.has_all_patterns) {
+      throw Error(error.kind(), fmt::format("--shape {}x{} --pattern {}: {}", problem.tokens,
+                                            problem.hidden, name(problem.pattern), error.what()));
+    }
     warn(fmt::format("{}x{} is left out: {}", problem.tokens, problem.hidden, error.what()));
     return false;
   }

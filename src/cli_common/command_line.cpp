@@ -258,13 +258,25 @@ bool reads_all(std::string_view text, Number& number) {
   return result.ec == std::errc{} && result.ptr == end;
 }
 
+// CLI11 takes a number with a leading zero for an octal one, so that 010 would become 8.
+bool starts_as_octal(std::string_view text) {
+  if (text.starts_with('-')) text.remove_prefix(1);
+  return text.size() > 1 && text[0] == '0' &&
+         std::isdigit(static_cast<unsigned char>(text[1])) != 0;
+}
+
 template <typename Number>
 Check check_of_range(Number low, Number high, const char* what) {
   return [=](const std::string& text) {
     Number number = 0;
-    return reads_all(text, number) && number >= low && number <= high
-               ? std::string()
-               : fmt::format("got '{}', expected {} from {} to {}", text, what, low, high);
+    const bool is_in_range = reads_all(text, number) && number >= low && number <= high;
+    if (!is_in_range) {
+      return fmt::format("got '{}', expected {} from {} to {}", text, what, low, high);
+    }
+    if (starts_as_octal(text)) {
+      return fmt::format("got '{}', expected {} without leading zeros", text, what);
+    }
+    return std::string();
   };
 }
 

@@ -75,6 +75,8 @@ def test_the_benchmark_program_has_no_other_commands(command):
     (["quantize", "a", "b", "--to", "nvfp4", "--threads", "-1"],
      "--threads: got '-1', expected a whole number from 0 to 65536"),
     (["quantize", "a", "b", "--to", "nvfp4", "--threads", "1e3"], "whole number"),
+    (["quantize", "a", "b", "--to", "nvfp4", "--threads", "010"],
+     "--threads: got '010', expected a whole number without leading zeros"),
     (["quantize", "a", "b", "--to", "nvfp4", "--target-bits", "many"],
      "--target-bits: got 'many', expected a number from 1 to 32"),
     (["quantize", "a", "b", "--to", "nvfp4", "--progress", "loud"], "json"),
