@@ -136,6 +136,13 @@ class Bf16Gemm {
                                                          : Bf16StripScale::kUE8M0;
   }
 
+  template <size_t kStrips>
+  void store(const RowBlock& block, int64_t first_strip, int64_t strips,
+             const std::array<Lanes, kStrips>* sums) const {
+    store_strips(shape_, call_, block, {first_strip, strips}, side_by_side(sums),
+                 kernels_.epilogue);
+  }
+
   void run_few_rows(const RowBlock& block, int64_t first_strip, int64_t strips) const {
     alignas(64) std::array<std::array<Lanes, kFewBf16Strips>, kFewBf16Rows> sums;
     FewBf16Rows task{.cols = shape_.cols,
@@ -169,7 +176,7 @@ class Bf16Gemm {
     } else {
       kernels_.multiply_few_rows(task);
     }
-    store_strips(shape_, call_, block, first_strip, strips, sums.data());
+    store(block, first_strip, strips, sums.data());
   }
 
   void run_rows(const RowBlock& block, int64_t first_strip, int64_t strips) const {
@@ -197,7 +204,7 @@ class Bf16Gemm {
       }
       kernels_.multiply(chunk, rows.data(), block.count);
     }
-    store_strips(shape_, call_, block, first_strip, strips, sums.data());
+    store(block, first_strip, strips, sums.data());
   }
 
   // Packs as many columns of the rows as there is room for: all of them where there are few rows,
@@ -229,7 +236,7 @@ class Bf16Gemm {
       }
     }
     tiles_->tiles.release();
-    store_strips(shape_, call_, block, first_strip, strips, sums.data());
+    store(block, first_strip, strips, sums.data());
   }
 
   void pack_rows(const RowBlock& block, int64_t rows, int64_t begin, int64_t end,

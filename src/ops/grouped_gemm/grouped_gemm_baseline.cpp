@@ -74,7 +74,6 @@ class BaselineGemm {
 
  private:
   using Lanes = typename StripDecoder<Real>::Lanes;
-  using Epilogue = StripEpilogue<Real>;
   static constexpr bool kHasKernels = std::is_same_v<Real, float>;
   // A chunk has 16 KiB; it consists of whole groups in every mode.
   static constexpr int64_t kChunkCols = 1024 / static_cast<int64_t>(sizeof(Real));
@@ -150,12 +149,8 @@ class BaselineGemm {
       task.sums[i] = sums[index][0].data();
     }
     (fuses_few_rows_ ? kernels_->fused_multiply_few_rows : kernels_->multiply_few_rows)(task);
-    for (int64_t strip = 0; strip < strips; ++strip) {
-      const Epilogue epilogue(shape_, call_, block.expert, first_strip + strip);
-      for (size_t i = 0; i < static_cast<size_t>(block.count); ++i) {
-        epilogue.store(block.rows[i], sums[i][static_cast<size_t>(strip)]);
-      }
-    }
+    store_strips(shape_, call_, block, {first_strip, strips}, side_by_side(sums.data()),
+                 kernels_->epilogue);
   }
 
   // Decodes a chunk with the kernels. Returns false where these do not have the mode's arithmetic.
@@ -188,10 +183,9 @@ class BaselineGemm {
     for (int64_t first = 0; first < shape_.cols; first += kChunkCols) {
       add_chunk(decoder, block, strip, first, sums.data());
     }
-    const Epilogue epilogue(shape_, call_, block.expert, strip);
-    for (int64_t i = 0; i < block.count; ++i) {
-      epilogue.store(block.rows[static_cast<size_t>(i)], sums[static_cast<size_t>(i)]);
-    }
+    store_strips(shape_, call_, block, {strip, 1},
+                 BlockSums<Real>{.first = sums[0].data(), .row = kStripRows, .strip = 0},
+                 kernels_ == nullptr ? nullptr : kernels_->epilogue);
   }
 
   void add_chunk(const StripDecoder<Real>& decoder, const RowBlock& block, int64_t strip,

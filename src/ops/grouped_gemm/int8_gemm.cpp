@@ -125,7 +125,8 @@ class Int8Gemm {
     }
     const Int8Strips strips = strips_of(block, pair);
     kernels_.multiply(strips, rows.data(), block.count);
-    store_strips(shape_, call_, block, pair * kPairStrips, strips.count, sums.data());
+    store_strips(shape_, call_, block, {pair * kPairStrips, strips.count},
+                 side_by_side(sums.data()), kernels_.epilogue);
   }
 
   // The rows' codes and half scales for the tiles, as many columns as there is room for.
@@ -175,7 +176,8 @@ class Int8Gemm {
       }
     }
     tiles_->release();
-    store_strips(shape_, call_, block, first_pair * kPairStrips, strips, sums.data());
+    store_strips(shape_, call_, block, {first_pair * kPairStrips, strips},
+                 side_by_side(sums.data()), kernels_.epilogue);
   }
 
   // Rows that are not there are zeros.

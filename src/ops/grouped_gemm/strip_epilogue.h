@@ -2,14 +2,34 @@
 // factors and biases are the neutral elements of their operation, which for an addition is -0.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <type_traits>
 
 #include "formats/float16.h"
 #include "ops/grouped_gemm/gemm_output.h"
 #include "ops/grouped_gemm/row_blocks.h"
 #include "ops/grouped_gemm/strip_weights.h"
+#include "ops/grouped_gemm/x86/epilogue_kernels.h"
 
 namespace narrowfloat {
+
+inline float slot_weight_of(const GemmCall& call, int64_t row) {
+  const GemmEpilogue& epilogue = call.epilogue;
+  if (epilogue.slot_weights == nullptr) return 1;
+  return epilogue.slot_weights[epilogue.row_to_slot[row]];
+}
+
+inline float row_scale_of(const GemmCall& call, int64_t row) {
+  if (call.rows.row_scale == nullptr) return 1;
+  return call.rows.row_scale[call.rows.source(row)];
+}
+
+// The place of a number of an output of fp32 or bf16.
+inline void* output_of(const GemmCall& call, int64_t index) {
+  if (call.output_dtype == DType::kBF16) return static_cast<uint16_t*>(call.output) + index;
+  return static_cast<float*>(call.output) + index;
+}
 
 template <typename Real>
 class StripEpilogue {
@@ -28,22 +48,28 @@ class StripEpilogue {
     }
   }
 
-  void store(int64_t row, const Lanes& sums) const {
-    const GemmEpilogue& epilogue = call_.epilogue;
-    Real weight = 1;
-    if (epilogue.slot_weights != nullptr) {
-      weight = epilogue.slot_weights[epilogue.row_to_slot[row]];
-    }
-    Real row_scale = 1;
-    if (call_.rows.row_scale != nullptr) {
-      row_scale = call_.rows.row_scale[call_.rows.source(row)];
-    }
+  // Stores the strip's 16 outputs of a row.
+  void store(int64_t row, const Real* sums) const {
+    const Real weight = slot_weight_of(call_, row);
+    const Real row_scale = row_scale_of(call_, row);
     Lanes values;
-    for (size_t lane = 0; lane < sums.size(); ++lane) {
+    for (size_t lane = 0; lane < values.size(); ++lane) {
       values[lane] = (scales_[lane] * row_scale) * (weight * sums[lane]) + bias_[lane];
     }
     store_results(call_.output_dtype, values.data(), kStripRows, row * rows_ + first_,
                   call_.output);
+  }
+
+  // Stores rows with the kernels. strip: how many strips this one comes after that of the rows'
+  // places; sums_of_strip: the distance of sums from one strip to the next.
+  void store_rows(const EpilogueKernels& kernels, const EpilogueRow* rows, int64_t count,
+                  int64_t strip, int64_t sums_of_strip) const {
+    const bool is_bf16 = call_.output_dtype == DType::kBF16;
+    (is_bf16 ? kernels.store_bf16 : kernels.store_fp32)({.scales = scales_.data(),
+                                                         .bias = bias_.data(),
+                                                         .sums = strip * sums_of_strip,
+                                                         .outputs = strip * kStripRows},
+                                                        rows, count);
   }
 
  private:
@@ -63,15 +89,52 @@ class StripEpilogue {
   Lanes bias_;
 };
 
-// Stores the sums of a block's rows with `strips` strips from first_strip on: sums[i][strip].
-template <size_t kStrips>
+// Strips of weights, one after the other.
+struct Strips {
+  int64_t first;
+  int64_t count;
+};
+
+// The sums of a block's rows with some strips, 16 numbers each: the first ones, and the distances
+// from one row and from one strip to the next.
+template <typename Real>
+struct BlockSums {
+  const Real* first;
+  int64_t row;
+  int64_t strip;
+};
+
+template <typename Real, size_t kLanes, size_t kStrips>
+BlockSums<Real> side_by_side(const std::array<std::array<Real, kLanes>, kStrips>* rows) {
+  return {.first = rows[0][0].data(), .row = kLanes * kStrips, .strip = kLanes};
+}
+
+// Applies the epilogue to a block's sums and stores them. kernels: null for portable loops.
+template <typename Real>
 void store_strips(const GemmShape& shape, const GemmCall& call, const RowBlock& block,
-                  int64_t first_strip, int64_t strips,
-                  const std::array<StripEpilogue<float>::Lanes, kStrips>* sums) {
-  for (int64_t strip = 0; strip < strips; ++strip) {
-    const StripEpilogue<float> epilogue(shape, call, block.expert, first_strip + strip);
+                  Strips strips, const BlockSums<Real>& sums, const EpilogueKernels* kernels) {
+  std::array<EpilogueRow, kBlockRows> rows;
+  if constexpr (std::is_same_v<Real, float>) {
+    for (int64_t i = 0; kernels != nullptr && i < block.count; ++i) {
+      const int64_t row = block.rows[static_cast<size_t>(i)];
+      rows[static_cast<size_t>(i)] = {
+          .sums = sums.first + i * sums.row,
+          .weight = slot_weight_of(call, row),
+          .row_scale = row_scale_of(call, row),
+          .output = output_of(call, row * shape.rows + strips.first * kStripRows)};
+    }
+  }
+  for (int64_t strip = 0; strip < strips.count; ++strip) {
+    const StripEpilogue<Real> epilogue(shape, call, block.expert, strips.first + strip);
+    if constexpr (std::is_same_v<Real, float>) {
+      if (kernels != nullptr) {
+        epilogue.store_rows(*kernels, rows.data(), block.count, strip, sums.strip);
+        continue;
+      }
+    }
     for (int64_t i = 0; i < block.count; ++i) {
-      epilogue.store(block.rows[static_cast<size_t>(i)], sums[i][static_cast<size_t>(strip)]);
+      epilogue.store(block.rows[static_cast<size_t>(i)],
+                     sums.first + i * sums.row + strip * sums.strip);
     }
   }
 }

@@ -14,6 +14,8 @@
 
 #include <cstdint>
 
+#include "ops/grouped_gemm/x86/epilogue_kernels.h"
+
 namespace narrowfloat {
 
 // The most strips of one chunk.
@@ -77,6 +79,7 @@ struct Bf16Kernels {
   DecodeScales decode_scales;
   Multiply multiply;
   MultiplyFewRows multiply_few_rows;
+  const EpilogueKernels* epilogue;
 };
 
 extern const Bf16Kernels kBf16KernelsAvx512;

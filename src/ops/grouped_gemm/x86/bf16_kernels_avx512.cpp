@@ -237,6 +237,7 @@ const Bf16Kernels kBf16KernelsAvx512 = {.decode_e2m1 = decode_e2m1,
                                         .decode_bf16 = decode_bf16,
                                         .decode_scales = decode_scales,
                                         .multiply = multiply,
-                                        .multiply_few_rows = multiply_few_rows};
+                                        .multiply_few_rows = multiply_few_rows,
+                                        .epilogue = &kEpilogueKernelsAvx512};
 
 }  // namespace narrowfloat

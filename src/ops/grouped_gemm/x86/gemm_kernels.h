@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "ops/grouped_gemm/strip_operands.h"
+#include "ops/grouped_gemm/x86/epilogue_kernels.h"
 
 namespace narrowfloat {
 
@@ -56,6 +57,7 @@ struct GemmKernels {
   // The same with fused multiply-adds, for Accumulation::kFast.
   Multiply fused_multiply;
   MultiplyFewRows fused_multiply_few_rows;
+  const EpilogueKernels* epilogue;
 };
 
 extern const GemmKernels kGemmKernelsAvx2;

@@ -7,6 +7,7 @@ namespace narrowfloat {
 namespace {
 
 struct Avx512 {
+  static constexpr const EpilogueKernels* kEpilogue = &kEpilogueKernelsAvx512;
   static constexpr int kLanes = 16;
   static constexpr int kRegisterRows = 12;
   using Floats = __m512;

@@ -274,7 +274,8 @@ constexpr GemmKernels gemm_kernels_of() {
           .multiply = multiply<Level>,
           .multiply_few_rows = multiply_few_strips<Level>,
           .fused_multiply = multiply<Fused<Level>>,
-          .fused_multiply_few_rows = multiply_few_strips<Fused<Level>>};
+          .fused_multiply_few_rows = multiply_few_strips<Fused<Level>>,
+          .epilogue = Level::kEpilogue};
 }
 
 }  // namespace narrowfloat::gemm_kernels

@@ -12,6 +12,8 @@
 
 #include <cstdint>
 
+#include "ops/grouped_gemm/x86/epilogue_kernels.h"
+
 namespace narrowfloat {
 
 inline constexpr int32_t kInt8Offset = 12;
@@ -47,6 +49,7 @@ struct Int8Kernels {
 
   RoundRow round_row;
   Multiply multiply;
+  const EpilogueKernels* epilogue;
 };
 
 extern const Int8Kernels kInt8KernelsAvx2;

@@ -7,6 +7,7 @@ namespace narrowfloat {
 namespace {
 
 struct Avx2 {
+  static constexpr const EpilogueKernels* kEpilogue = &kEpilogueKernelsAvx2;
   static constexpr int kLanes = 8;
   static constexpr int kRegisterRows = 4;
   static constexpr int kVectors = 1;

@@ -201,7 +201,7 @@ void round_row(const uint16_t* values, const Int8RowLayout& layout, uint8_t* out
 
 template <class Level>
 constexpr Int8Kernels int8_kernels_of() {
-  return {.round_row = round_row<Level>, .multiply = multiply<Level>};
+  return {.round_row = round_row<Level>, .multiply = multiply<Level>, .epilogue = Level::kEpilogue};
 }
 
 }  // namespace narrowfloat::int8_kernels
