@@ -69,14 +69,18 @@ struct Avx2 {
   // Sums of 16 columns fit 16 bits: a lane's half has eight products of at most 24 * 127.
   template <int kQuads, int kCount>
   static void add_products(Ints* sums, const Ints (*weights)[kCount], const uint8_t* values) {
-    static_assert(kCount == 1);
     for (int first = 0; first < kQuads; first += 4) {
-      Ints words = _mm256_setzero_si256();
+      Ints words[kCount];
       for (int quad = first; quad < first + 4; ++quad) {
         const Ints four = ints(int8_kernels::load_as<int32_t>(values + 4 * quad));
-        words = _mm256_add_epi16(words, _mm256_maddubs_epi16(weights[quad][0], four));
+        for (int v = 0; v < kCount; ++v) {
+          const Ints products = _mm256_maddubs_epi16(weights[quad][v], four);
+          words[v] = quad == first ? products : _mm256_add_epi16(words[v], products);
+        }
       }
-      sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
+      for (int v = 0; v < kCount; ++v) {
+        sums[v] = _mm256_add_epi32(sums[v], _mm256_madd_epi16(words[v], _mm256_set1_epi16(1)));
+      }
     }
   }
 };

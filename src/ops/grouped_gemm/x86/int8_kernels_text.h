@@ -36,6 +36,12 @@ Value load_as(const uint8_t* from) {
   return value;
 }
 
+// A number that is not negative, without the correction of those that are.
+template <int64_t kDivisor>
+int64_t unsigned_quotient(int64_t x) {
+  return static_cast<int64_t>(static_cast<uint64_t>(x) / kDivisor);
+}
+
 struct Columns {
   int64_t begin;
   int64_t end;
@@ -67,35 +73,42 @@ void multiply_rows(const Int8Strips& strips, const Int8Row* rows, Columns chunk,
       totals[row][v] = chunk.begin == 0 ? Level::floats(0.0F) : Level::load(sums);
     }
   }
-  for (int64_t begin = chunk.begin; begin < chunk.end; begin += kGroupCols) {
-    Ints weights[kQuads][kVectors];
-    Floats weight_scales[kVectors];
-    for (int step = 0; step < kGroupCols / kStepCols; ++step) {
+  Ints weights[kQuads][kVectors];
+  const auto decode_quads = [&](int first_quad, int end_quad) {
+    for (int quad = first_quad; quad < end_quad; quad += 2) {
       for (int v = 0; v < kVectors; ++v) {
         const uint8_t* bytes = codes + v * Level::kLanes * 4;
-        __builtin_prefetch(bytes + kPrefetchBytes);
-        Level::decode(bytes, weights[2 * step][v], weights[2 * step + 1][v]);
+        if (v * Level::kLanes * 4 % kStepBytes == 0) __builtin_prefetch(bytes + kPrefetchBytes);
+        Level::decode(bytes, weights[quad][v], weights[quad + 1][v]);
       }
       codes += step_bytes;
     }
+  };
+  for (int64_t begin = chunk.begin; begin < chunk.end; begin += kGroupCols) {
+    const int64_t group = unsigned_quotient<kGroupCols>(begin);
+    const int64_t block = unsigned_quotient<kBlockCols>(begin);
+    Floats weight_scales[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       const Ints scale_codes = Level::load_bytes(scales + v * Level::kLanes);
       weight_scales[v] = kGroupCols == 32 ? decode_text::decode_ue8m0<Level>(scale_codes)
                                           : decode_text::decode_e4m3<Level>(scale_codes);
     }
     scales += group_bytes;
+    // One row takes its weights as they are decoded, so that few registers hold them.
+    if (kRows > 1) decode_quads(0, kQuads);
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) {
       Ints inner[kChains][kVectors];
+#pragma GCC unroll 2
       for (int chain = 0; chain < kChains; ++chain) {
         const int quad = chain * kQuads / kChains;
-        const int32_t start =
-            chain == 0 ? load_as<int32_t>(data[row] + starts + begin / kGroupCols * 4) : 0;
+        if (kRows == 1) decode_quads(quad, quad + kQuads / kChains);
+        const int32_t start = chain == 0 ? load_as<int32_t>(data[row] + starts + group * 4) : 0;
         for (int v = 0; v < kVectors; ++v) inner[chain][v] = Level::ints(start);
         Level::template add_products<kQuads / kChains, kVectors>(inner[chain], weights + quad,
                                                                  data[row] + begin + quad * 4);
       }
-      const auto half_scale = load_as<float>(data[row] + half_scales + begin / kBlockCols * 4);
+      const auto half_scale = load_as<float>(data[row] + half_scales + block * 4);
       for (int v = 0; v < kVectors; ++v) {
         const Floats factor = Level::mul(Level::floats(half_scale), weight_scales[v]);
         Ints sum = inner[0][v];
@@ -114,7 +127,8 @@ void multiply_rows(const Int8Strips& strips, const Int8Row* rows, Columns chunk,
 // The rows of one register block.
 template <class Level, int kGroupCols, int kRows>
 void multiply_block(const Int8Strips& strips, const Int8Row* rows) {
-  constexpr int kVectors = Level::kVectors;
+  // For one row, whose time is that of reading the strips, the codes are one stream.
+  constexpr int kVectors = kRows == 1 ? 2 * kStripLanes / Level::kLanes : Level::kVectors;
   const int64_t vectors = strips.count * kStripLanes / Level::kLanes;
   for (int64_t chunk = 0; chunk < strips.layout.cols;) {
     const int64_t left = strips.layout.cols - chunk;
