@@ -3,22 +3,25 @@
 // with the kernels of their vector level (x86/block_kernels.h) and share everything else. They
 // write large outputs past the caches.
 //
-// Work is cut into chunks of one row (up to 2048 columns), 128x128 tiles, or whole rows where a row
-// needs a statistic first, over all batches at once. A chunk is widened to fp32 in a stack buffer;
-// maxima, codes and packing are loops over that buffer. Kernels read plain rows where they are. No
-// buffer is larger than one tile; the heap holds only one number per batch, or the sorted list of
-// rows.
+// Work is cut into chunks of one row (up to 2048 columns), 128x128 tiles, whole rows where a row
+// needs a statistic first, or bands of rows where scales are swizzled (scale_band.h), over all
+// batches at once. A chunk is widened to fp32 in a stack buffer; maxima, codes and packing are
+// loops over that buffer. Kernels read plain rows where they are. No buffer is larger than one tile
+// of fp32; the heap holds only one number per batch, or the sorted list of rows.
 #include <algorithm>
 #include <array>
 #include <optional>
 #include <vector>
 
+#include "narrowfloat/runtime.h"
 #include "ops/quantize/block_encoder.h"
 #include "ops/quantize/encode_scales.h"
 #include "ops/quantize/kernel_encoder.h"
 #include "ops/quantize/quantize_impls.h"
 #include "ops/quantize/quantize_output.h"
+#include "ops/quantize/row_chunks.h"
 #include "ops/quantize/row_source.h"
+#include "ops/quantize/scale_band.h"
 #include "runtime/float_environment.h"
 #include "runtime/parallel.h"
 #include "runtime/vector_level.h"
@@ -27,63 +30,8 @@
 namespace narrowfloat {
 namespace {
 
-constexpr int64_t kSegmentCols = 2048;
 constexpr int64_t kTile = 128;
-// Tasks of fewer elements are not split further.
-constexpr int64_t kQuantizeTask = 16384;
-
 using AmaxOfBatches = EncodeScales::AmaxOfBatches;
-
-// Columns [col, col + count) of a row.
-struct RowChunk {
-  int64_t row;
-  int64_t col;
-  int64_t count;
-};
-
-// Cuts rows into chunks for all cores. An empty row is one empty chunk, so that it gets its
-// statistics.
-class RowChunks {
- public:
-  RowChunks(const QuantizeProblem& problem, bool needs_whole_rows) : cols_(problem.cols) {
-    const bool whole = needs_whole_rows || is_norm(problem.source);
-    length_ = whole ? std::max<int64_t>(cols_, 1) : kSegmentCols;
-    per_row_ = std::max<int64_t>(1, ceil_div(cols_, length_));
-    const int64_t usual = std::max<int64_t>(1, std::min(length_, cols_));
-    grain_ = row_grain(kQuantizeTask, usual);
-  }
-
-  // Calls body(chunk) for all chunks of `rows` rows, numbered from 0, and done() at the end of each
-  // task.
-  template <typename Body, typename Done>
-  void for_each(int64_t rows, const Body& body, const Done& done) const {
-    parallel_for(rows * per_row_, grain_, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) body(chunk(i));
-      done();
-    });
-  }
-
-  // Returns the largest value of body(chunk).
-  template <typename Body>
-  uint32_t max(int64_t rows, const Body& body) const {
-    return parallel_max(rows * per_row_, grain_, [&](int64_t begin, int64_t end) {
-      uint32_t largest = 0;
-      for (int64_t i = begin; i < end; ++i) largest = std::max(largest, body(chunk(i)));
-      return largest;
-    });
-  }
-
- private:
-  [[nodiscard]] RowChunk chunk(int64_t index) const {
-    const int64_t col = index % per_row_ * length_;
-    return {index / per_row_, col, std::min(length_, cols_ - col)};
-  }
-
-  int64_t cols_;
-  int64_t length_;   // Columns per chunk.
-  int64_t per_row_;  // Chunks per row.
-  int64_t grain_;
-};
 
 template <BlockFormat Format, class Math>
 class BaselineQuantizer {
@@ -115,7 +63,7 @@ class BaselineQuantizer {
       quantize_bands();
     } else if (problem_.has_row_list) {
       quantize_listed_rows();
-    } else {
+    } else if (!quantize_scale_bands()) {
       const RowChunks chunks(problem_, Format::kHasRowScale);
       chunks.for_each(
           problem_.batch * problem_.rows,
@@ -130,8 +78,24 @@ class BaselineQuantizer {
   }
 
  private:
+  // Where a row's scales are kept; without a band they are stored at once.
+  struct BandRow {
+    ScaleBand* band = nullptr;
+    int64_t index = 0;
+  };
+  // A row and what its blocks are encoded with.
+  struct Row {
+    int64_t batch;
+    int64_t row;
+    float factor;
+    RowScaling scaling;
+    BandRow band_row;
+  };
+
   // Formats whose blocks lie in one row.
   static constexpr bool kHasKernels = Format::kBlockRows == 1;
+  // Formats whose scales are bytes; others have no swizzled layout.
+  static constexpr bool kHasScaleBands = kHasKernels && sizeof(Stored) == 1;
   // 128x128 tiles whose rows are read side by side: 256 KiB of fp32 stay in the cache.
   static constexpr int64_t kKernelTiles = 4;
 
@@ -154,19 +118,46 @@ class BaselineQuantizer {
         [&] { finish_task(); });
   }
 
-  void quantize_chunk(int64_t batch, int64_t row, const RowChunk& chunk) const {
+  // Quantizes whole rows in bands. Returns false where the problem has none.
+  [[nodiscard]] bool quantize_scale_bands() const {
+    if constexpr (!kHasScaleBands) return false;
+    const ScaleBands bands = ScaleBands::of(problem_, args_, num_threads());
+    if (bands.run == 0) return false;
+    const int64_t grain = row_grain(kQuantizeTask, bands.rows() * problem_.cols);
+    parallel_for(problem_.batch * bands.per_matrix, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        quantize_scale_band(bands, i / bands.per_matrix, i % bands.per_matrix);
+      }
+      finish_task();
+    });
+    return true;
+  }
+
+  void quantize_scale_band(const ScaleBands& bands, int64_t batch, int64_t band_index) const {
+    const int64_t rows = valid_rows(problem_, args_, batch);
+    ScaleBand band(args_, bands, batch, band_index);
+    for (int64_t index = 0; index < bands.rows(); ++index) {
+      const int64_t row = band.row(index);
+      if (row >= rows) continue;
+      quantize_chunk(batch, row, {row, 0, problem_.cols}, {&band, index});
+    }
+    band.store();
+  }
+
+  void quantize_chunk(int64_t batch, int64_t row, const RowChunk& chunk,
+                      const BandRow& band_row = {}) const {
     const int64_t flat_row = flat(batch, row);
     const float factor = source_.row_factor(flat_row, scales_.encode(batch, row));
-    const RowScaling scaling = row_scaling(batch, row, factor);
+    const Row to_encode{batch, row, factor, row_scaling(batch, row, factor), band_row};
     std::array<float, kSegmentCols> x;
     for (int64_t done = 0; done < chunk.count; done += kSegmentCols) {
       const int64_t n = std::min(kSegmentCols, chunk.count - done);
       const int64_t col = chunk.col + done;
-      const int64_t by_kernels = encode_with_kernels(batch, row, {row, col, n}, factor, scaling);
+      const int64_t by_kernels = encode_with_kernels(to_encode, col, n);
       if (by_kernels == n) continue;
       const std::span<float> rest = std::span(x).first(static_cast<size_t>(n - by_kernels));
       source_.load(flat_row, factor, col + by_kernels, n - by_kernels, rest.data());
-      encode_blocks(batch, row, col + by_kernels, rest, scaling);
+      encode_blocks(to_encode, col + by_kernels, rest);
     }
     if (chunk.col + chunk.count == problem_.cols) clear_value_padding(problem_, args_, flat_row);
   }
@@ -196,32 +187,39 @@ class BaselineQuantizer {
     return {source_.narrow_row(flat_row, factor, col, count, buffer), problem_.input};
   }
 
-  // Encodes the whole blocks of a segment. Returns the number of their columns, 0 without kernels.
-  int64_t encode_with_kernels(int64_t batch, int64_t row, const RowChunk& segment, float factor,
-                              const RowScaling& scaling) const {
+  // Encodes the whole blocks of up to kSegmentCols columns. Returns the number of their columns, 0
+  // without kernels.
+  int64_t encode_with_kernels(const Row& row, int64_t col, int64_t cols) const {
     if constexpr (kHasKernels) {
       if (!kernel_encoder_) return 0;
-      const int64_t blocks = segment.count / Format::kBlockCols;
+      const int64_t blocks = cols / Format::kBlockCols;
       const int64_t count = blocks * Format::kBlockCols;
       if (blocks == 0) return 0;
-      const int64_t flat_row = flat(batch, row);
+      const int64_t flat_row = flat(row.batch, row.row);
       std::array<float, kSegmentCols> buffer;
-      const ElementRun run = run_of(flat_row, factor, segment.col, count, buffer.data());
+      const ElementRun run = run_of(flat_row, row.factor, col, count, buffer.data());
       std::array<Stored, kMaxKernelBlocks> stored;
-      uint8_t* codes =
-          args_.values + flat_row * args_.value_row_bytes + segment.col * Element::kBits / 8;
+      uint8_t* codes = args_.values + flat_row * args_.value_row_bytes + col * Element::kBits / 8;
       store_kernel_codes(codes, count * Element::kBits / 8, [&](uint8_t* out) {
-        kernel_encoder_->encode(run, blocks, scaling, stored.data(), out);
+        kernel_encoder_->encode(run, blocks, row.scaling, stored.data(), out);
       });
       const std::span<Stored> scales = std::span(stored).first(static_cast<size_t>(blocks));
       for (Stored& scale : scales) scale = canonical_scale(scale);
-      const int64_t packed_row = scale_row(args_.row_offsets, row);
-      const int64_t first_block = segment.col / Format::kBlockCols;
-      store_scale_runs<Stored>(args_.scales, batch, packed_row, first_block, scales);
-      store_scale_runs<Stored>(args_.extra_scales, batch, packed_row, first_block, scales);
+      store_row_scales(row, col / Format::kBlockCols, scales);
       return count;
     }
     return 0;
+  }
+
+  void store_row_scales(const Row& row, int64_t first_block, std::span<const Stored> scales) const {
+    if constexpr (kHasScaleBands) {
+      if (row.band_row.band != nullptr) {
+        return row.band_row.band->keep(row.band_row.index, first_block, scales);
+      }
+    }
+    const int64_t packed_row = scale_row(args_.row_offsets, row.row);
+    store_scale_runs<Stored>(args_.scales, row.batch, packed_row, first_block, scales);
+    store_scale_runs<Stored>(args_.extra_scales, row.batch, packed_row, first_block, scales);
   }
 
   [[nodiscard]] RowScaling row_scaling(int64_t batch, int64_t row, float factor) const {
@@ -254,8 +252,7 @@ class BaselineQuantizer {
     return largest;
   }
 
-  void encode_blocks(int64_t batch, int64_t row, int64_t first_col, std::span<const float> x,
-                     const RowScaling& scaling) const {
+  void encode_blocks(const Row& row, int64_t first_col, std::span<const float> x) const {
     constexpr int64_t kCols = Format::kBlockCols;
     std::array<uint8_t, kSegmentCols> codes;
     std::array<Stored, kSegmentCols / kCols> stored;
@@ -264,18 +261,18 @@ class BaselineQuantizer {
     const int64_t full = encoder_.is_plain() ? count / kCols : 0;
     for (int64_t i = 0; i < full; ++i) {
       stored[static_cast<size_t>(i)] =
-          encode_full_block(x.data() + i * kCols, scaling, codes.data() + i * kCols);
+          encode_full_block(x.data() + i * kCols, row.scaling, codes.data() + i * kCols);
     }
     for (int64_t i = full; i < blocks; ++i) {
       const int64_t n = std::min(kCols, count - i * kCols);
       stored[static_cast<size_t>(i)] =
-          encoder_.encode(x.data() + i * kCols, n, scaling, codes.data() + i * kCols);
+          encoder_.encode(x.data() + i * kCols, n, row.scaling, codes.data() + i * kCols);
     }
     for (int64_t i = 0; i < blocks; ++i) {
       stored[static_cast<size_t>(i)] = canonical_scale(stored[static_cast<size_t>(i)]);
     }
-    store(batch, row, first_col / kCols, std::span(stored).first(static_cast<size_t>(blocks)));
-    store_codes<Element>(args_, flat(batch, row), first_col, codes.data(), count);
+    store_row_scales(row, first_col / kCols, std::span(stored).first(static_cast<size_t>(blocks)));
+    store_codes<Element>(args_, flat(row.batch, row.row), first_col, codes.data(), count);
   }
 
   Stored encode_full_block(const float* x, const RowScaling& scaling, uint8_t* codes) const {

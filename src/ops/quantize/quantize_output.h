@@ -45,12 +45,13 @@ void store_scales(const ScaleView& output, int64_t batch, int64_t row, int64_t f
   });
 }
 
-// store_scales() for runs that start at a multiple of 4 blocks: swizzled layouts have 4 scales of a
-// row side by side, the linear one all.
+// store_scales() for long runs: swizzled layouts have 4 scales of a row side by side, the linear
+// one all.
 template <typename Stored>
 void store_scale_runs(const ScaleView& output, int64_t batch, int64_t row, int64_t first_block,
                       std::span<const Stored> scales) {
   if (output.data == nullptr) return;
+  if (first_block % 4 != 0) return store_scales(output, batch, row, first_block, scales);
   auto* base = static_cast<Stored*>(output.data) + batch * (output.capacity / output.batch);
   const ScaleExtents extents{output.rows, output.blocks};
   const auto store_quads = [&](Stored* quad, int64_t tile) {
