@@ -17,6 +17,7 @@ namespace {
 
 constexpr int64_t kDequantizeCols = 2048;
 constexpr int64_t kDequantizeTask = 16384;
+constexpr int64_t kLine = 64;
 
 template <typename Element>
 constexpr auto decode_table() {
@@ -108,6 +109,7 @@ class SegmentDecoder {
     void* output = output_at(flat_row, first_col);
     const int64_t count = blocks * kKernelCols;
     if (is_streamed_) {
+      prefetch_codes(first, count);
       alignas(64) std::array<float, kDequantizeCols> buffer;
       kernel(first, blocks, factors.data(), buffer.data());
       kernels_->stream(output, buffer.data(), count * element_bytes(problem_.output));
@@ -115,6 +117,13 @@ class SegmentDecoder {
       kernel(first, blocks, factors.data(), output);
     }
     return count;
+  }
+
+  // The codes of later segments, so that reads go on while a segment is written past the caches.
+  static void prefetch_codes(const uint8_t* codes, int64_t count) {
+    for (int64_t byte = 0; byte < count * Element::kBits / 8; byte += kLine) {
+      __builtin_prefetch(codes + kDequantizeCols + byte);
+    }
   }
 
   void find_factors(const Decoder& decoder, int64_t first_block, int64_t blocks,
