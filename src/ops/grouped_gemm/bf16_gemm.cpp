@@ -123,7 +123,11 @@ class Bf16Gemm {
     }
     if (tiles_ != nullptr) {
       const int64_t count = std::min(strips, kTileTaskStrips);
-      run_rows_with_tiles(block, strip, count);
+      if (are_scaled_ && block_cols_ == 0) {
+        run_scaled_rows(block, strip, count);
+      } else {
+        run_rows_with_tiles(block, strip, count);
+      }
       return count;
     }
     const int64_t count = std::min(strips, kBf16Strips);
@@ -207,6 +211,36 @@ class Bf16Gemm {
     store(block, first_strip, strips, sums.data());
   }
 
+  // Weights that are multiplied by their scales, and sums over all columns.
+  void run_scaled_rows(const RowBlock& block, int64_t first_strip, int64_t strips) const {
+    const int64_t groups = ceil_div(block.count, kTileGroupRows);
+    ScaledTileTask task{.strips = strips,
+                        .group_rows = ceil_div(block.count, groups),
+                        .type = strip_scale(),
+                        .strip_bytes = shape_.cols * weights_.step_bytes(),
+                        .strip_scale_bytes = shape_.weight_scales.blocks * kStripRows};
+    task.rows = groups * task.group_rows;
+    alignas(64) std::array<Lanes, kTileTaskStrips * kBlockRows> sums;
+    std::fill_n(sums.begin(), strips * task.rows, Lanes{});
+    task.sums = sums[0].data();
+    alignas(64) std::array<uint16_t, kPackedValues> packed;
+    task.values = packed.data();
+    const int64_t span = packed_span(task.rows);
+    tiles_->tiles.configure(task.group_rows);
+    for (int64_t begin = 0; begin < shape_.cols; begin += span) {
+      task.cols = std::min(span, shape_.cols - begin);
+      pack_rows(block, task.rows, begin, begin + task.cols, packed.data());
+      task.codes = weights_.codes(block.expert, first_strip, begin);
+      task.scales =
+          weights_.scales(block.expert, first_strip, begin / shape_.weight_scales.block_cols);
+      tiles_->tiles.multiply_scaled(task);
+    }
+    tiles_->tiles.release();
+    store_strips(shape_, call_, block, {first_strip, strips},
+                 BlockSums<float>{task.sums, kStripRows, task.rows * kStripRows},
+                 kernels_.epilogue);
+  }
+
   // Packs as many columns of the rows as there is room for: all of them where there are few rows,
   // so that the strips are read one after the other, and else few enough to stay in the cache while
   // the strips are multiplied.
@@ -220,7 +254,7 @@ class Bf16Gemm {
     alignas(64) std::array<std::array<Lanes, kTileTaskStrips>, kBlockRows> sums;
     std::fill_n(sums.begin(), chunk.rows, std::array<Lanes, kTileTaskStrips>{});
     alignas(64) std::array<uint16_t, kPackedValues> packed;
-    const int64_t span = kPackedValues / chunk.rows / kBf16ChunkCols * kBf16ChunkCols;
+    const int64_t span = packed_span(chunk.rows);
     tiles_->tiles.configure(chunk.group_rows);
     for (int64_t begin = 0; begin < shape_.cols; begin += span) {
       const int64_t end = std::min(begin + span, shape_.cols);
@@ -237,6 +271,11 @@ class Bf16Gemm {
     }
     tiles_->tiles.release();
     store(block, first_strip, strips, sums.data());
+  }
+
+  // The columns of so many rows that there is room for.
+  static int64_t packed_span(int64_t rows) {
+    return kPackedValues / rows / kBf16ChunkCols * kBf16ChunkCols;
   }
 
   void pack_rows(const RowBlock& block, int64_t rows, int64_t begin, int64_t end,

@@ -13,7 +13,8 @@
 // A tile sums the even and the odd elements of its lines apart. So the columns of a run stand in
 // tiles in the order 1, 17, 0, 16, 3, 19, 2, 18, ..., 14, 30, which is called tile order.
 //
-// Magnitudes below 2^-126 count as zero, but not in the last line. A row of a tile does not depend
+// Magnitudes below 2^-126 count as zero, but not in the last line. Zeros of weights with UE8M0
+// scales lose their sign, which shows in no sum that is not zero. A row of a tile does not depend
 // on the others, and few rows have these operations in vector registers (TileOrderKernels), so that
 // neither the number of rows nor of strips in a call changes a result.
 #pragma once
@@ -28,6 +29,23 @@ inline constexpr int64_t kTileStrips = 2;
 inline constexpr int64_t kTileGroupRows = 32;
 // The most strips that share the rows of a task. Their totals lie side by side.
 inline constexpr int64_t kTileTaskStrips = 16;
+
+// Strips of E2M1 codes that are multiplied by their block scales, and all rows.
+struct ScaledTileTask {
+  int64_t strips = 0;
+  int64_t group_rows = 0;  // Up to kTileGroupRows.
+  int64_t rows = 0;        // A multiple of group_rows.
+  int64_t cols = 0;        // Whole blocks.
+  // Blocks have 32 columns with kUE8M0, 16 with kE4M3.
+  Bf16StripScale type = Bf16StripScale::kUE8M0;
+  // Those of the first strip, and the bytes from one strip to the next.
+  const uint8_t* codes = nullptr;   // [cols][8]
+  const uint8_t* scales = nullptr;  // [blocks][16]
+  int64_t strip_bytes = 0;
+  int64_t strip_scale_bytes = 0;
+  const uint16_t* values = nullptr;  // [cols / 32][rows][32] in tile order
+  float* sums = nullptr;             // [strips][rows][16]
+};
 
 // Columns of one or two decoded strips, and of all rows.
 struct TileChunk {
@@ -55,6 +73,8 @@ struct TileKernels {
                     uint16_t* out);
   // Adds the products of a chunk to the sums. Tiles have the extents for its group_rows.
   void (*multiply)(const TileChunk& chunk);
+  // Decodes strips and adds the products to the sums, which lie a strip apart.
+  void (*multiply_scaled)(const ScaledTileTask& task);
 };
 
 extern const TileKernels kTileKernelsAmx;

@@ -22,6 +22,59 @@ static_assert(kTileGroupRows == 2 * kTileRows && kTileStrips == 2);
 
 // Tiles 0 to 3 are sums [tile of rows][strip], 4 and 5 rows, 6 and 7 weights.
 template <class Tiles, int kRowTiles, int kStrips>
+struct TileBlock {
+  // Sums in memory: the elements from one row to the next, and from one strip to the next.
+  struct Distances {
+    int64_t row;
+    int64_t strip;
+  };
+
+  static void clear_sums() {
+    Tiles::template zero<0>();
+    if constexpr (kStrips == 2) Tiles::template zero<1>();
+    if constexpr (kRowTiles == 2) Tiles::template zero<2>();
+    if constexpr (kRowTiles == 2 && kStrips == 2) Tiles::template zero<3>();
+  }
+  static void load_sums(const float* from, Distances distances) {
+    const auto stride = distances.row * static_cast<int64_t>(sizeof(float));
+    const float* second = from + kTileRows * distances.row;
+    Tiles::template load<0>(from, stride);
+    if constexpr (kStrips == 2) Tiles::template load<1>(from + distances.strip, stride);
+    if constexpr (kRowTiles == 2) Tiles::template load<2>(second, stride);
+    if constexpr (kRowTiles == 2 && kStrips == 2) {
+      Tiles::template load<3>(second + distances.strip, stride);
+    }
+  }
+  static void store_sums(float* to, Distances distances) {
+    const auto stride = distances.row * static_cast<int64_t>(sizeof(float));
+    float* second = to + kTileRows * distances.row;
+    Tiles::template store<0>(to, stride);
+    if constexpr (kStrips == 2) Tiles::template store<1>(to + distances.strip, stride);
+    if constexpr (kRowTiles == 2) Tiles::template store<2>(second, stride);
+    if constexpr (kRowTiles == 2 && kStrips == 2) {
+      Tiles::template store<3>(second + distances.strip, stride);
+    }
+  }
+  // Adds the products of a run. weights: those of each strip.
+  static void add_products(const uint16_t* rows, const uint16_t* const* weights, int64_t offset) {
+    constexpr int64_t kLine = kTileRunCols * sizeof(uint16_t);
+    Tiles::template load<6>(weights[0] + offset, kLine);
+    Tiles::template load<4>(rows, kLine);
+    Tiles::template multiply<0>();
+    if constexpr (kStrips == 2) {
+      Tiles::template load<7>(weights[1] + offset, kLine);
+      Tiles::template multiply<1>();
+    }
+    if constexpr (kRowTiles == 2) {
+      Tiles::template load<5>(rows + kTileRows * kTileRunCols, kLine);
+      Tiles::template multiply<2>();
+      if constexpr (kStrips == 2) Tiles::template multiply<3>();
+    }
+  }
+};
+
+// Some columns of one or two strips, with a tile or two of rows.
+template <class Tiles, int kRowTiles, int kStrips>
 class Group {
  public:
   Group(const TileChunk& chunk, int64_t first_row) : chunk_(chunk), first_row_(first_row) {}
@@ -29,15 +82,17 @@ class Group {
   void run() {
     if (chunk_.block_cols == 0) {
       float* sums = totals(0);
-      load_sums(sums);
+      Block::load_sums(sums, kTotals);
       add_products(0, chunk_.cols);
-      return store_sums(sums, kTotalRow);
+      return Block::store_sums(sums, kTotals);
     }
     run_blocks();
   }
 
  private:
+  using Block = TileBlock<Tiles, kRowTiles, kStrips>;
   static constexpr int64_t kTotalRow = kTileTaskStrips * kLanes;
+  static constexpr typename Block::Distances kTotals{kTotalRow, kLanes};
   using Inner = float[kTileGroupRows][kStrips][kLanes];
 
   [[nodiscard]] float* totals(int64_t row) const {
@@ -50,54 +105,18 @@ class Group {
     int64_t block = 0;
     for (int64_t first = 0; first < chunk_.cols; first += chunk_.block_cols, ++block) {
       const int64_t left = chunk_.cols - first;
-      clear_sums();
+      Block::clear_sums();
       add_products(first, first + (left < chunk_.block_cols ? left : chunk_.block_cols));
-      store_sums(inner[block % 2][0][0], kStrips * kLanes);
+      Block::store_sums(inner[block % 2][0][0], {kStrips * kLanes, kLanes});
       if (block > 0) add_to_totals(inner[(block - 1) % 2], block - 1);
     }
     add_to_totals(inner[(block - 1) % 2], block - 1);
   }
 
-  static void clear_sums() {
-    Tiles::template zero<0>();
-    if constexpr (kStrips == 2) Tiles::template zero<1>();
-    if constexpr (kRowTiles == 2) Tiles::template zero<2>();
-    if constexpr (kRowTiles == 2 && kStrips == 2) Tiles::template zero<3>();
-  }
-  static void load_sums(const float* from) {
-    constexpr int64_t kStride = kTotalRow * sizeof(float);
-    const float* second = from + kTileRows * kTotalRow;
-    Tiles::template load<0>(from, kStride);
-    if constexpr (kStrips == 2) Tiles::template load<1>(from + kLanes, kStride);
-    if constexpr (kRowTiles == 2) Tiles::template load<2>(second, kStride);
-    if constexpr (kRowTiles == 2 && kStrips == 2) Tiles::template load<3>(second + kLanes, kStride);
-  }
-  // `row` is the number of elements from one row to the next.
-  static void store_sums(float* to, int64_t row) {
-    const auto stride = row * static_cast<int64_t>(sizeof(float));
-    float* second = to + kTileRows * row;
-    Tiles::template store<0>(to, stride);
-    if constexpr (kStrips == 2) Tiles::template store<1>(to + kLanes, stride);
-    if constexpr (kRowTiles == 2) Tiles::template store<2>(second, stride);
-    if constexpr (kRowTiles == 2 && kStrips == 2) Tiles::template store<3>(second + kLanes, stride);
-  }
-
   void add_products(int64_t first, int64_t end) const {
-    constexpr int64_t kLine = kTileRunCols * sizeof(uint16_t);
     for (int64_t k = first; k < end; k += kTileRunCols) {
-      const uint16_t* rows = chunk_.values + k * chunk_.rows + first_row_ * kTileRunCols;
-      Tiles::template load<6>(chunk_.weights[0] + k * kLanes, kLine);
-      Tiles::template load<4>(rows, kLine);
-      Tiles::template multiply<0>();
-      if constexpr (kStrips == 2) {
-        Tiles::template load<7>(chunk_.weights[1] + k * kLanes, kLine);
-        Tiles::template multiply<1>();
-      }
-      if constexpr (kRowTiles == 2) {
-        Tiles::template load<5>(rows + kTileRows * kTileRunCols, kLine);
-        Tiles::template multiply<2>();
-        if constexpr (kStrips == 2) Tiles::template multiply<3>();
-      }
+      Block::add_products(chunk_.values + k * chunk_.rows + first_row_ * kTileRunCols,
+                          chunk_.weights, k * kLanes);
     }
   }
 
@@ -160,14 +179,6 @@ void pack_rows(const uint16_t* const* from, int64_t count, int64_t rows, int64_t
     }
     Tiles::copy_run(to + k * rows, run);
   }
-}
-
-template <class Tiles>
-constexpr TileKernels tile_kernels_of() {
-  return {.configure = configure<Tiles>,
-          .release = Tiles::release,
-          .pack_rows = pack_rows<Tiles>,
-          .multiply = multiply<Tiles>};
 }
 
 }  // namespace narrowfloat::amx_kernels

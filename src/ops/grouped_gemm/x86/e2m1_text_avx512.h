@@ -52,10 +52,27 @@ struct Avx512 {
     return _mm512_set1_epi32(pair);
   }
 
+  // The values of E2M1 codes in bf16. Permutations of words read five bits of an index, of which
+  // the fifth is not the code's, so values stand twice.
+  static Ints e2m1_values() {
+    return _mm512_broadcast_i64x4(_mm256_setr_epi16(
+        0, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0, static_cast<int16_t>(0x8000),
+        static_cast<int16_t>(0xBF00), static_cast<int16_t>(0xBF80), static_cast<int16_t>(0xBFC0),
+        static_cast<int16_t>(0xC000), static_cast<int16_t>(0xC040), static_cast<int16_t>(0xC080),
+        static_cast<int16_t>(0xC0C0)));
+  }
+  // Times 2^exponent, but for zeros, which lose their sign.
+  static Ints e2m1_values_times(int exponent) {
+    constexpr __mmask32 kNotZero = 0xFEFEFEFEU;
+    return _mm512_maskz_add_epi16(kNotZero, e2m1_values(),
+                                  _mm512_set1_epi16(static_cast<int16_t>(exponent << 7)));
+  }
   // Decodes two columns of a strip of E2M1 codes to bf16, 8 bytes each. Byte j of a column has
   // weight row 2j in its lower four bits and row 2j + 1 in its upper four.
   class E2m1Decoder {
    public:
+    explicit E2m1Decoder(Ints values = e2m1_values()) : values_(values) {}
+
     Ints decode(const uint8_t* codes) const {
       const Ints columns = _mm512_broadcast_i32x4(load_16(codes));
       const Ints bytes = _mm512_shuffle_epi8(columns, bytes_of_lane_);
@@ -69,13 +86,7 @@ struct Avx512 {
         _mm512_mullo_epi32(_mm512_set1_epi32(0x00010001),
                            _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7)));
     const Ints shift_of_word_ = _mm512_set1_epi64(0x0004000400000000);
-    // The permutation reads five bits of an index. The fifth is not the code's, so values stand
-    // twice.
-    const Ints values_ = _mm512_broadcast_i64x4(_mm256_setr_epi16(
-        0, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0, static_cast<int16_t>(0x8000),
-        static_cast<int16_t>(0xBF00), static_cast<int16_t>(0xBF80), static_cast<int16_t>(0xBFC0),
-        static_cast<int16_t>(0xC000), static_cast<int16_t>(0xC040), static_cast<int16_t>(0xC080),
-        static_cast<int16_t>(0xC0C0)));
+    const Ints values_;
   };
 };
 

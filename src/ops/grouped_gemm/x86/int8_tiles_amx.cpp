@@ -3,6 +3,7 @@
 
 #include "ops/grouped_gemm/x86/e2m1_text_avx512.h"
 #include "ops/grouped_gemm/x86/int8_tiles_text.h"
+#include "ops/grouped_gemm/x86/tile_configuration.h"
 
 namespace narrowfloat {
 namespace {
@@ -12,19 +13,9 @@ struct Source {};
 using Text = e2m1_text::Avx512<Source>;
 
 struct Amx {
-  // The operand of ldtilecfg.
-  struct Configuration {
-    uint8_t palette = 1;
-    uint8_t start_row = 0;
-    uint8_t reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-  };
-  static_assert(sizeof(Configuration) == 64);
-
   // Tiles 0 and 1 are sums, 4 and 5 rows, 6 and 7 weights.
   static void configure(int64_t rows) {
-    alignas(64) Configuration configuration;
+    alignas(64) TileConfiguration configuration = {.palette = 1};
     constexpr int kTiles[] = {0, 1, 4, 5, 6, 7};
     for (const int tile : kTiles) {
       const bool has_weights = tile >= 6;

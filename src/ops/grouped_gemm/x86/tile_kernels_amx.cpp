@@ -1,24 +1,25 @@
-// The kernels of amx_kernels.h with AMX TILE and BF16, and AVX-512 F.
+// The kernels of amx_kernels.h with AMX TILE and BF16, and AVX-512 F, BW, VL, DQ and VBMI.
 #include <immintrin.h>
+#include <type_traits>
 
-#include "ops/grouped_gemm/x86/amx_kernels_text.h"
+#include "ops/grouped_gemm/x86/scaled_runs_text_avx512.h"
+#include "ops/grouped_gemm/x86/scaled_tiles_text.h"
+#include "ops/grouped_gemm/x86/tile_configuration.h"
 
 namespace narrowfloat {
 namespace {
 
+// Names of this source alone: docs/architecture.md, levels of vector instructions.
+struct Source {};
+using Runs = e2m1_text::ScaledRuns<Source>;
+
 struct Amx {
-  // The operand of ldtilecfg.
-  struct Configuration {
-    uint8_t palette = 1;
-    uint8_t start_row = 0;
-    uint8_t reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-  };
-  static_assert(sizeof(Configuration) == 64);
+  template <Bf16StripScale kType>
+  using Decoder = Runs::Decoder<
+      std::conditional_t<kType == Bf16StripScale::kE4M3, Runs::E4m3Scales, Runs::PowersOfTwo>>;
 
   static void configure(int64_t first, int64_t second) {
-    alignas(64) Configuration configuration;
+    alignas(64) TileConfiguration configuration = {.palette = 1};
     constexpr uint16_t kLineBytes = 64;
     constexpr int64_t kPairs = kTileRunCols / 2;
     const int64_t rows[8] = {first, first, second, second, first, second, kPairs, kPairs};

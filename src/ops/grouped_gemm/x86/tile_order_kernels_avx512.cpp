@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "ops/grouped_gemm/x86/amx_kernels.h"
-#include "ops/grouped_gemm/x86/e2m1_text_avx512.h"
+#include "ops/grouped_gemm/x86/scaled_runs_text_avx512.h"
 
 namespace narrowfloat {
 namespace {
@@ -19,6 +19,7 @@ constexpr int32_t kUpperHalf = static_cast<int32_t>(0xFFFF0000U);
 struct Source {};
 using Text = e2m1_text::Avx512<Source>;
 using E2m1Decoder = Text::E2m1Decoder;
+using Runs = e2m1_text::ScaledRuns<Source>;
 
 // Two columns in fp32.
 struct Pair {
@@ -37,45 +38,6 @@ Pair scaled(const Pair& pair, __m512 scales) {
 }
 
 // ---- decoded weights
-
-// Adds to exponents: three instructions where products of fp32 take six.
-struct PowersOfTwo {
-  explicit PowersOfTwo(const uint8_t* codes) {
-    constexpr int32_t kNan = 255;
-    constexpr int32_t kBias = 127;
-    const __m512i lanes = _mm512_cvtepu8_epi32(Text::load_16(codes));
-    const __m512i exponents =
-        _mm512_slli_epi16(_mm512_sub_epi16(in_both_words(lanes), _mm512_set1_epi16(kBias)), 7);
-    exponents_ = exponents;
-    nan_ = _mm512_maskz_set1_epi32(_mm512_cmpeq_epi32_mask(lanes, _mm512_set1_epi32(kNan)),
-                                   0x7FFF7FFF);
-  }
-  [[nodiscard]] __m512i times(__m512i words) const {
-    const __mmask32 is_not_zero = _mm512_test_epi16_mask(words, _mm512_set1_epi16(0x7FFF));
-    return _mm512_or_si512(_mm512_mask_add_epi16(words, is_not_zero, words, exponents_), nan_);
-  }
-
- private:
-  static __m512i in_both_words(__m512i lanes) {
-    return _mm512_or_si512(lanes, _mm512_slli_epi32(lanes, 16));
-  }
-
-  __m512i exponents_;
-  __m512i nan_;
-};
-
-struct E4m3Scales {
-  explicit E4m3Scales(const uint8_t* codes)
-      : scales_(Text::decode_scales(Bf16StripScale::kE4M3, codes)) {}
-  [[nodiscard]] __m512i times(__m512i words) const {
-    const Pair products = scaled(widened(words), scales_);
-    const __m512i even = _mm512_srli_epi32(_mm512_castps_si512(products.even), 16);
-    return _mm512_mask_blend_epi16(0xAAAAAAAAU, even, _mm512_castps_si512(products.odd));
-  }
-
- private:
-  __m512 scales_;
-};
 
 // Stores two lines of weights in tile order: columns k and k + 1 of a run, and those 16 further.
 void store_ordered(__m512i first, __m512i second, uint16_t* out) {
@@ -99,36 +61,27 @@ void order(uint16_t* weights, int64_t cols) {
   }
 }
 
-// The scales of the two halves of a run, which are of one block or of two.
 template <class Scales>
 void decode_runs(const uint8_t* codes, const uint8_t* scales, int64_t block_cols, int64_t cols,
                  uint16_t* out) {
-  const E2m1Decoder decoder;
-  for (int64_t run = 0; run < cols; run += kTileRunCols) {
-    const bool has_second = run + kHalf < cols;
-    const uint8_t* first_scales = scales + run / block_cols * kStripLanes;
-    const Scales of_first(first_scales);
-    const Scales of_second(has_second ? scales + (run + kHalf) / block_cols * kStripLanes
-                                      : first_scales);
-    for (int64_t k = run; k < run + kHalf; k += 2) {
-      const uint8_t* pair = codes + k * kPairBytes / 2;
-      const uint8_t* next = pair + kHalf * kPairBytes / 2;
-      if (k % 8 == 0) {
-        __builtin_prefetch(pair + kPrefetchBytes);
-        __builtin_prefetch(next + kPrefetchBytes);
-      }
-      const __m512i first = of_first.times(decoder.decode(pair));
-      const __m512i second =
-          has_second ? of_second.times(decoder.decode(next)) : _mm512_setzero_si512();
-      store_ordered(first, second, out + (2 * k - run) * kStripLanes);
+  constexpr int64_t kRunBytes = kTileRunCols * kPairBytes / 2;
+  constexpr int64_t kLineBytes = 64;
+  const Runs::Decoder<Scales> decoder;
+  for (int64_t k = 0; k < cols; k += kTileRunCols) {
+    const uint8_t* run = codes + k * kPairBytes / 2;
+    for (int64_t byte = 0; byte < kRunBytes; byte += kLineBytes) {
+      __builtin_prefetch(run + byte + kPrefetchBytes);
     }
+    decoder.decode(run, scales + k / block_cols * kStripLanes, k + kHalf < cols,
+                   out + k * kStripLanes);
   }
 }
 
 void decode_scaled(const uint8_t* codes, const uint8_t* scales, Bf16StripScale type,
                    int64_t block_cols, int64_t cols, uint16_t* out) {
-  (type == Bf16StripScale::kE4M3 ? decode_runs<E4m3Scales>
-                                 : decode_runs<PowersOfTwo>)(codes, scales, block_cols, cols, out);
+  (type == Bf16StripScale::kE4M3
+       ? decode_runs<Runs::E4m3Scales>
+       : decode_runs<Runs::PowersOfTwo>)(codes, scales, block_cols, cols, out);
 }
 
 // ---- few rows
@@ -194,7 +147,9 @@ template <int kRows, int kStrips, FewWeights kWeights>
                                 FewSums<kRows, kStrips>& sums) {
   constexpr bool kIsScaled = kWeights == FewWeights::kScaled;
   using Run = std::conditional_t<kIsScaled, ScaledRun, CodesRun>;
-  const E2m1Decoder decoder;
+  // Zeros have the signs that they have in tiles.
+  const bool loses_signs = kIsScaled && task.type == Bf16StripScale::kUE8M0;
+  const E2m1Decoder decoder(loses_signs ? Text::e2m1_values_times(0) : Text::e2m1_values());
   for (int64_t begin = first; begin < end; begin += kTileRunCols) {
     // Sums of the two halves; the last run may lack the second.
     const int halves = begin + kHalf < end ? 2 : 1;

@@ -12,7 +12,7 @@
 
 #include "base/int_math.h"
 #include "formats/float16.h"
-#include "ops/grouped_gemm/x86/amx_kernels_text.h"
+#include "ops/grouped_gemm/x86/scaled_tiles_text.h"
 
 namespace narrowfloat {
 
@@ -49,6 +49,16 @@ struct PlainTiles {
   static void copy_run(uint16_t* to, const uint16_t* from) {
     for (int64_t k = 0; k < 32; ++k) to[place_in_run(k)] = from == nullptr ? uint16_t{0} : from[k];
   }
+  // Few machines without tiles lack AVX-512 BF16, with which weights are decoded.
+  template <Bf16StripScale kType>
+  struct Decoder {
+    static void decode(const uint8_t* codes, const uint8_t* scales, bool has_second,
+                       uint16_t* out) {
+      kTileOrderKernelsAvx512.decode_scaled(codes, scales, kType,
+                                            kType == Bf16StripScale::kE4M3 ? 16 : 32,
+                                            has_second ? 32 : 16, out);
+    }
+  };
   static PlainTile& tile(size_t index) {
     EXPECT_TRUE(is_configured);
     EXPECT_GT(tiles[index].rows, 0) << "tile " << index << " has no extents";

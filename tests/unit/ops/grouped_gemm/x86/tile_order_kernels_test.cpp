@@ -26,6 +26,12 @@ struct CodedStrips {
     const uint8_t code = scales[strip][to_index(k / block_cols * 16 + row)];
     return type == Bf16StripScale::kE4M3 ? E4M3::decode(code) : UE8M0::decode(code);
   }
+  // A weight times its scale. Zeros lose their sign where scales are powers of two.
+  [[nodiscard]] float product(size_t strip, int64_t k, int64_t row) const {
+    const float code = value(strip, k, row);
+    const bool loses_sign = code == 0 && type == Bf16StripScale::kUE8M0;
+    return (loses_sign ? 0.0F : code) * scale(strip, k, row);
+  }
 };
 
 // UE8M0 scales have codes of [low, high], and one is NaN.
@@ -73,7 +79,7 @@ TEST(TileOrderKernels, DecodeScaledWeights) {
                                           strips.block_cols, cols, decoded.data());
     for (int64_t k = 0; k < round_up(cols, 32); ++k) {
       for (int64_t row = 0; row < 16; ++row) {
-        const float expected = k < cols ? strips.value(0, k, row) * strips.scale(0, k, row) : 0.0F;
+        const float expected = k < cols ? strips.product(0, k, row) : 0.0F;
         const float got = bf16_to_float(decoded[place_of_weight(k, row)]);
         ASSERT_TRUE(is_same(got, expected)) << k << " " << row << ": " << got << " " << expected;
       }
@@ -163,7 +169,7 @@ void expect_bits_of_tiles(const FewRowsCase& what, int64_t rows, int64_t count, 
     for (int64_t i = 0; i < cols * 16; ++i) {
       const float scale = strips.scale(to_index(strip), i / 16, i % 16);
       const float value = strips.value(to_index(strip), i / 16, i % 16);
-      weights.push_back(what.is_scaled ? value * scale : value);
+      weights.push_back(what.is_scaled ? strips.product(to_index(strip), i / 16, i % 16) : value);
       if (i / 16 % strips.block_cols == 0) factors.push_back(scale);
     }
     data.weights = {in_bf16(weights)};
@@ -196,6 +202,119 @@ TEST(TileOrderKernels, FewRowsHaveTheBitsOfTiles) {
         }
       }
     }
+  }
+}
+
+// Chunks of columns, pairs of strips and one alone, groups of rows.
+void expect_bits_of_chunks(Bf16StripScale type, int64_t rows, int64_t count, Numbers& numbers) {
+  const int64_t cols = type == Bf16StripScale::kE4M3 ? 656 : 640;
+  const CodedStrips strips = coded_strips(type, count, cols, numbers);
+  std::vector<uint8_t> codes;
+  std::vector<uint8_t> scales;
+  for (size_t strip = 0; strip < to_index(count); ++strip) {
+    codes.insert(codes.end(), strips.codes[strip].begin(), strips.codes[strip].end());
+    scales.insert(scales.end(), strips.scales[strip].begin(), strips.scales[strip].end());
+  }
+  const ChunkShape shape{1, cols, 0, 0, rows};
+  ChunkData data;
+  data.values = values_of_all_sizes(rows * cols, numbers);
+  const int64_t groups = ceil_div(rows, kTileGroupRows);
+  const int64_t group_rows = ceil_div(rows, groups);
+  const int64_t all_rows = groups * group_rows;
+  std::vector<const uint16_t*> from;
+  for (int64_t row = 0; row < rows; ++row) from.push_back(&data.values[to_index(row * cols)]);
+  std::vector<uint16_t> packed(to_index(round_up(cols, kTileRunCols) * all_rows), 0x7FFF);
+  amx_kernels::pack_rows<PlainTiles>(from.data(), rows, all_rows, cols, packed.data());
+  constexpr float kStart = 3;
+  std::vector<float> sums(to_index(count * all_rows) * kTestLanes, kStart);
+  amx_kernels::configure<PlainTiles>(group_rows);
+  amx_kernels::multiply_scaled<PlainTiles>({.strips = count,
+                                            .group_rows = group_rows,
+                                            .rows = all_rows,
+                                            .cols = cols,
+                                            .type = type,
+                                            .codes = codes.data(),
+                                            .scales = scales.data(),
+                                            .strip_bytes = cols * 8,
+                                            .strip_scale_bytes = cols / strips.block_cols * 16,
+                                            .values = packed.data(),
+                                            .sums = sums.data()});
+  PlainTiles::release();
+  for (int64_t strip = 0; strip < count; ++strip) {
+    std::vector<float> weights;
+    for (int64_t i = 0; i < cols * 16; ++i) {
+      weights.push_back(strips.product(to_index(strip), i / 16, i % 16));
+    }
+    data.weights = {in_bf16(weights)};
+    data.sums.assign(to_index(rows) * kTestLanes, kStart);
+    multiply_plainly(shape, data);
+    for (int64_t i = 0; i < rows * 16; ++i) {
+      const float got = sums[to_index((strip * all_rows + i / 16) * 16 + i % 16)];
+      ASSERT_TRUE(is_same(got, data.sums[to_index(i)]))
+          << rows << " rows, strip " << strip << " of " << count << ": " << got << " "
+          << data.sums[to_index(i)];
+    }
+  }
+}
+
+TEST(TileOrderKernels, ChunksOfScaledWeightsHaveTheBitsOfTiles) {
+  if (!has_avx512_bf16()) GTEST_SKIP() << "needs AVX-512 BF16";
+  Numbers numbers;
+  for (const Bf16StripScale type : {Bf16StripScale::kE4M3, Bf16StripScale::kUE8M0}) {
+    for (const int64_t rows : {1, 5, 16, 20, 33, 100}) {
+      for (const int64_t strips : {1, 2, 5}) expect_bits_of_chunks(type, rows, strips, numbers);
+    }
+  }
+}
+
+// The total, and the sums of the last run, are negative numbers that count as zero when weights of
+// negative zero follow, so that these zeros' signs are the total's.
+TEST(TileOrderKernels, ZerosOfFewRowsHaveTheSignsOfTiles) {
+  if (!has_avx512_bf16()) GTEST_SKIP() << "needs AVX-512 BF16";
+  constexpr int64_t kCols = 96;
+  std::vector<float> row(kCols, 0.0F);
+  row[0] = -0x1.8p-126F;
+  row[32] = 0x1p-126F;
+  for (size_t k = 64; k < kCols; ++k) row[k] = 1;
+  row[65] = row[81] = -0x1p-126F;
+  std::vector<uint8_t> codes(kCols * 8, 0x88);
+  const std::array<std::pair<size_t, uint8_t>, 4> of_columns{
+      {{0, 0x22}, {32, 0x22}, {65, 0x11}, {81, 0x11}}};
+  for (const auto& [k, code] : of_columns) std::fill_n(&codes[k * 8], 8, code);
+  const std::vector<uint8_t> scales(kCols / 32 * 16, 127);
+  const std::vector<uint16_t> values = in_bf16(row);
+
+  std::vector<float> of_vectors(kTestLanes, 1);
+  FewBf16Rows task{.cols = kCols,
+                   .type = Bf16StripScale::kUE8M0,
+                   .block_cols = 32,
+                   .blocks_per_row_scale = 1,
+                   .strips = 1,
+                   .rows = 1,
+                   .codes = {codes.data()},
+                   .scales = {scales.data()},
+                   .values = {values.data()},
+                   .row_scales = {},
+                   .sums = {of_vectors.data()}};
+  kTileOrderKernelsAvx512.multiply_few_rows(
+      {.rows = task, .is_scaled = true, .least_weight = -1, .most_weight = 2, .sum_cols = 0});
+  std::vector<float> of_tiles(kTestLanes, 0.0F);
+  std::vector<uint16_t> packed(kCols);
+  const uint16_t* from = values.data();
+  amx_kernels::pack_rows<PlainTiles>(&from, 1, 1, kCols, packed.data());
+  amx_kernels::configure<PlainTiles>(1);
+  amx_kernels::multiply_scaled<PlainTiles>({.strips = 1,
+                                            .group_rows = 1,
+                                            .rows = 1,
+                                            .cols = kCols,
+                                            .type = Bf16StripScale::kUE8M0,
+                                            .codes = codes.data(),
+                                            .scales = scales.data(),
+                                            .values = packed.data(),
+                                            .sums = of_tiles.data()});
+  PlainTiles::release();
+  for (size_t lane = 0; lane < kTestLanes; ++lane) {
+    EXPECT_EQ(float_bits(of_vectors[lane]), float_bits(of_tiles[lane])) << lane;
   }
 }
 
