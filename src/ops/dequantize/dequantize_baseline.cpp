@@ -1,16 +1,19 @@
 // cpu_baseline, cpu_avx2 and cpu_avx512: all cores through oneTBB. A row is decoded in segments:
 // first the factors of its blocks, then the codes. The baseline has a table of the element type's
 // values, then one narrowing loop; the other two decode whole blocks with the kernels of their
-// vector level (x86/decode_kernels.h). Outputs larger than the caches are written past them.
+// vector level (x86/decode_kernels.h). Outputs larger than the caches are written past them. Rows
+// with swizzled scales are decoded in bands (tensor/scale_band.h).
 #include <array>
 
 #include "formats/registry.h"
+#include "narrowfloat/runtime.h"
 #include "ops/dequantize/row_decoder.h"
 #include "ops/dequantize/x86/decode_kernels.h"
 #include "runtime/float_environment.h"
 #include "runtime/parallel.h"
 #include "runtime/vector_level.h"
 #include "tensor/element_io.h"
+#include "tensor/scale_band.h"
 
 namespace narrowfloat {
 namespace {
@@ -46,6 +49,8 @@ void decode_run(const uint8_t* codes, int64_t col, int64_t count, float factor, 
 template <BlockFormat Format, typename Layout>
 class SegmentDecoder {
  public:
+  using Stored = typename Format::Stored;
+
   // kernels: null for the portable loops.
   SegmentDecoder(const DequantizeProblem& problem, const DequantizeArgs& args,
                  const DecodeKernels* kernels)
@@ -56,8 +61,10 @@ class SegmentDecoder {
                      problem.batch * problem.rows * problem.cols * element_bytes(problem.output) >
                          kStreamedBytes) {}
 
-  void decode(int64_t flat_row, int64_t first_col) const {
-    const Decoder decoder(problem_, args_, flat_row / problem_.rows, flat_row % problem_.rows);
+  // row_scales: the row's scales in linear order, if they are there.
+  void decode(int64_t flat_row, int64_t first_col, const Stored* row_scales = nullptr) const {
+    const Decoder decoder(problem_, args_, flat_row / problem_.rows, flat_row % problem_.rows,
+                          row_scales);
     const uint8_t* codes = args_.values + flat_row * args_.value_row_bytes;
     const int64_t end = std::min(first_col + kDequantizeCols, problem_.cols);
     const int64_t done = decode_with_kernels(decoder, codes, flat_row, first_col, end);
@@ -72,6 +79,12 @@ class SegmentDecoder {
            output_at(flat_row, first_col + done));
   }
 
+  void decode_row(int64_t flat_row, const Stored* row_scales) const {
+    for (int64_t col = 0; col < problem_.cols; col += kDequantizeCols) {
+      decode(flat_row, col, row_scales);
+    }
+  }
+
   // After the last segment of a task.
   void finish() const {
     if (is_streamed_) kernels_->finish_stream();
@@ -80,7 +93,6 @@ class SegmentDecoder {
  private:
   using Decoder = RowDecoder<Format>;
   using Element = typename Format::Element;
-  using Stored = typename Format::Stored;
   static constexpr int64_t kBlock = Format::kBlockCols == 0 ? kDequantizeCols : Format::kBlockCols;
   // A block of the kernels; a tensor with one scale consists of blocks with the same factor.
   static constexpr int64_t kKernelCols = Format::kBlockCols == 0 ? 128 : Format::kBlockCols;
@@ -151,6 +163,34 @@ class SegmentDecoder {
   bool is_streamed_;
 };
 
+// Decodes whole rows in bands. Returns false where the problem has none.
+template <BlockFormat Format, typename Layout>
+bool decode_bands(const SegmentDecoder<Format, Layout>& segments, const DequantizeProblem& problem,
+                  const DequantizeArgs& args) {
+  if constexpr (Layout::kId == ScaleLayoutId::kSwizzled128x4 &&
+                sizeof(typename Format::Stored) == 1) {
+    const BandedScales scales{problem.batch, problem.rows, args.scales.blocks};
+    const ScaleBands bands = ScaleBands::of(scales, num_threads());
+    if (bands.run == 0) return false;
+    const int64_t grain = row_grain(kDequantizeTask, bands.rows() * problem.cols);
+    parallel_for(problem.batch * bands.per_matrix, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t batch = i / bands.per_matrix;
+        ScaleBand band(bands, args.scales.blocks, i % bands.per_matrix);
+        band.load(args.scales, batch);
+        for (int64_t index = 0; index < bands.rows(); ++index) {
+          const int64_t row = band.row(index);
+          if (row >= problem.rows) continue;
+          segments.decode_row(batch * problem.rows + row, band.scales_of(index));
+        }
+      }
+      segments.finish();
+    });
+    return true;
+  }
+  return false;
+}
+
 void run_with(const DecodeKernels* kernels, const DequantizeProblem& problem,
               const DequantizeArgs& args) {
   const int64_t per_row = ceil_div(problem.cols, kDequantizeCols);
@@ -158,6 +198,7 @@ void run_with(const DecodeKernels* kernels, const DequantizeProblem& problem,
   visit_format(problem.format, [&]<BlockFormat Format>() {
     visit_layout(problem.layout, [&]<typename Layout>() {
       const SegmentDecoder<Format, Layout> segments(problem, args, kernels);
+      if (decode_bands(segments, problem, args)) return;
       parallel_for(problem.batch * problem.rows * per_row, grain, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
           segments.decode(i / per_row, i % per_row * kDequantizeCols);

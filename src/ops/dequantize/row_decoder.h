@@ -16,12 +16,14 @@ class RowDecoder {
  public:
   using Stored = typename Format::Stored;
 
+  // row_scales: the row's scales in linear order, if they are there.
   RowDecoder(const DequantizeProblem& problem, const DequantizeArgs& args, int64_t batch,
-             int64_t row)
+             int64_t row, const Stored* row_scales = nullptr)
       : problem_(problem),
         args_(args),
         scales_(static_cast<const Stored*>(args.scales.data) +
                 batch * (args.scales.capacity / args.scales.batch)),
+        row_scales_(row_scales),
         scale_row_(image_row(row)),
         global_scale_(find_global_scale(batch, row)) {}
 
@@ -30,6 +32,10 @@ class RowDecoder {
   // Copies the stored scales of `count` blocks from `first_block`, a multiple of 4, on.
   template <typename Layout>
   void load_scales(int64_t first_block, int64_t count, Stored* out) const {
+    if (row_scales_ != nullptr) {
+      std::copy_n(row_scales_ + first_block, count, out);
+      return;
+    }
     const ScaleExtents extents{args_.scales.rows, args_.scales.blocks};
     constexpr bool kIsSwizzled =
         Layout::kId == ScaleLayoutId::kSwizzled128x4 || Layout::kId == ScaleLayoutId::kSwizzled8x4;
@@ -87,6 +93,7 @@ class RowDecoder {
   const DequantizeProblem& problem_;
   const DequantizeArgs& args_;
   const Stored* scales_;
+  const Stored* row_scales_;
   int64_t scale_row_;
   float global_scale_;
 };

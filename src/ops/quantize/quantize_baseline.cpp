@@ -4,8 +4,8 @@
 // write large outputs past the caches.
 //
 // Work is cut into chunks of one row (up to 2048 columns), 128x128 tiles, whole rows where a row
-// needs a statistic first, or bands of rows where scales are swizzled (scale_band.h), over all
-// batches at once. A chunk is widened to fp32 in a stack buffer; maxima, codes and packing are
+// needs a statistic first, or bands of rows where scales are swizzled (tensor/scale_band.h), over
+// all batches at once. A chunk is widened to fp32 in a stack buffer; maxima, codes and packing are
 // loops over that buffer. Kernels read plain rows where they are. No buffer is larger than one tile
 // of fp32; the heap holds only one number per batch, or the sorted list of rows.
 #include <algorithm>
@@ -21,11 +21,11 @@
 #include "ops/quantize/quantize_output.h"
 #include "ops/quantize/row_chunks.h"
 #include "ops/quantize/row_source.h"
-#include "ops/quantize/scale_band.h"
 #include "runtime/float_environment.h"
 #include "runtime/parallel.h"
 #include "runtime/vector_level.h"
 #include "tensor/grouped_rows.h"
+#include "tensor/scale_band.h"
 
 namespace narrowfloat {
 namespace {
@@ -121,7 +121,9 @@ class BaselineQuantizer {
   // Quantizes whole rows in bands. Returns false where the problem has none.
   [[nodiscard]] bool quantize_scale_bands() const {
     if constexpr (!kHasScaleBands) return false;
-    const ScaleBands bands = ScaleBands::of(problem_, args_, num_threads());
+    if (!is_swizzled(args_.scales) && !is_swizzled(args_.extra_scales)) return false;
+    const BandedScales scales{problem_.batch, problem_.rows, args_.scales.blocks};
+    const ScaleBands bands = ScaleBands::of(scales, num_threads());
     if (bands.run == 0) return false;
     const int64_t grain = row_grain(kQuantizeTask, bands.rows() * problem_.cols);
     parallel_for(problem_.batch * bands.per_matrix, grain, [&](int64_t begin, int64_t end) {
@@ -135,13 +137,23 @@ class BaselineQuantizer {
 
   void quantize_scale_band(const ScaleBands& bands, int64_t batch, int64_t band_index) const {
     const int64_t rows = valid_rows(problem_, args_, batch);
-    ScaleBand band(args_, bands, batch, band_index);
+    ScaleBand band(bands, args_.scales.blocks, band_index);
+    bool has_rows = false;
     for (int64_t index = 0; index < bands.rows(); ++index) {
       const int64_t row = band.row(index);
       if (row >= rows) continue;
       quantize_chunk(batch, row, {row, 0, problem_.cols}, {&band, index});
+      has_rows = true;
     }
-    band.store();
+    if (!has_rows) return;
+    band.clear_others();
+    for (const ScaleView& scales : {args_.scales, args_.extra_scales}) {
+      if (is_swizzled(scales)) band.store(scales, batch);
+    }
+  }
+
+  static bool is_swizzled(const ScaleView& scales) {
+    return scales.data != nullptr && scales.layout == ScaleLayoutId::kSwizzled128x4;
   }
 
   void quantize_chunk(int64_t batch, int64_t row, const RowChunk& chunk,
@@ -212,14 +224,18 @@ class BaselineQuantizer {
   }
 
   void store_row_scales(const Row& row, int64_t first_block, std::span<const Stored> scales) const {
+    bool is_kept = false;
     if constexpr (kHasScaleBands) {
       if (row.band_row.band != nullptr) {
-        return row.band_row.band->keep(row.band_row.index, first_block, scales);
+        row.band_row.band->keep(row.band_row.index, first_block, scales);
+        is_kept = true;
       }
     }
     const int64_t packed_row = scale_row(args_.row_offsets, row.row);
-    store_scale_runs<Stored>(args_.scales, row.batch, packed_row, first_block, scales);
-    store_scale_runs<Stored>(args_.extra_scales, row.batch, packed_row, first_block, scales);
+    for (const ScaleView& output : {args_.scales, args_.extra_scales}) {
+      if (is_kept && is_swizzled(output)) continue;
+      store_scale_runs<Stored>(output, row.batch, packed_row, first_block, scales);
+    }
   }
 
   [[nodiscard]] RowScaling row_scaling(int64_t batch, int64_t row, float factor) const {

@@ -1,27 +1,35 @@
-// The block scales of neighbouring rows on their way to swizzled_128x4.
+// The block scales of neighbouring rows on their way to or from swizzled_128x4.
 //
 // There a row's scales are runs of 4 bytes that lie 512 bytes apart. Such addresses share few sets
 // of the first-level cache: a row of 4096 elements fills them, and the next row finds none of its
-// lines. So a task quantizes a band of rows, keeps their scales row after row, and then copies
+// lines. So a task works on a band of rows, whose scales it has row after row, and copies them as
 // whole lines, tile after tile. Rows r, r + 32, r + 64 and r + 96 of a tile have 16 bytes side by
 // side, so a band is as many neighbouring rows of each quarter of a tile.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cstdint>
 #include <span>
 
-#include "ops/quantize/quantize_problem.h"
+#include "narrowfloat/format.h"
 #include "tensor/layouts/swizzled_128x4.h"
 
 namespace narrowfloat {
+
+struct BandedScales {
+  int64_t batch;
+  int64_t rows;
+  int64_t blocks;  // Scales of a row.
+};
 
 // How the rows of matrices are cut into bands.
 struct ScaleBands {
   int64_t run = 0;         // Rows of a band in a quarter of a tile; 0 where there are no bands.
   int64_t per_matrix = 0;  // Bands of a matrix. Rows of the last tile may lie past the matrix.
 
-  // None where no tensor of scales is swizzled_128x4, or too few rows for all threads.
-  static ScaleBands of(const QuantizeProblem& problem, const QuantizeArgs& args, int64_t threads);
+  // None where rows are too few for all threads, or too short to gain.
+  static ScaleBands of(const BandedScales& scales, int64_t threads);
   [[nodiscard]] int64_t rows() const { return 4 * run; }
 };
 
@@ -29,7 +37,8 @@ class ScaleBand {
  public:
   static constexpr int64_t kTileRows = Swizzled128x4Layout::kTileRows;
 
-  ScaleBand(const QuantizeArgs& args, const ScaleBands& bands, int64_t batch, int64_t band);
+  // blocks: scales of a row.
+  ScaleBand(const ScaleBands& bands, int64_t blocks, int64_t band);
 
   // The row of the matrix that is the band's row `index`.
   [[nodiscard]] int64_t row(int64_t index) const {
@@ -37,10 +46,19 @@ class ScaleBand {
   }
 
   // Keeps scales of the band's row `index` from a block on. Pieces of a row come in their order.
-  void keep(int64_t index, int64_t first_block, std::span<const uint8_t> scales);
+  void keep(int64_t index, int64_t first_block, std::span<const uint8_t> scales) {
+    num_kept_[static_cast<size_t>(index)] = first_block + static_cast<int64_t>(scales.size());
+    std::copy(scales.begin(), scales.end(), scales_of(index) + first_block);
+  }
+  // Scales that are not kept are 0 from now on.
+  void clear_others();
+  // Copies the scales of all rows, padding included, to or from the matrix `batch` of a tensor in
+  // swizzled_128x4.
+  void store(const ScaleView& tensor, int64_t batch);
+  void load(const ScaleView& tensor, int64_t batch);
 
-  // Stores the scales that were kept, and zeros for others of these rows' tiles.
-  void store();
+  // Points to the scales of the band's row `index`, of which a multiple of 64 may be read.
+  [[nodiscard]] uint8_t* scales_of(int64_t index) { return scales_.data() + index * row_bytes_; }
 
  private:
   friend ScaleBands;
@@ -49,13 +67,10 @@ class ScaleBand {
   // Bytes from a row to the next: an odd number of lines, so that the same block of all rows lies
   // in different sets of the cache.
   static int64_t row_bytes(int64_t blocks);
-  uint8_t* row_scales(int64_t index) { return scales_.data() + index * row_bytes_; }
-  void clear_padding();
-  void store_to(const ScaleView& output);
-  void store_tiles(int64_t first_block, int64_t tiles, uint8_t* out);
+  template <typename Visitor>
+  void for_tiles(const ScaleView& tensor, int64_t batch, const Visitor& visitor);
 
-  const QuantizeArgs& args_;
-  int64_t batch_;
+  int64_t blocks_;
   int64_t run_;
   int64_t first_row_;
   int64_t row_bytes_;
