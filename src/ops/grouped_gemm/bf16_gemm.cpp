@@ -2,8 +2,7 @@
 //
 // Rows of other types than bf16 become bf16 in the workspace, at the place where the other
 // implementations have fp32. A task takes the strips of a row block one or two at a time, with
-// matrix tiles up to eight, which share the copied rows; few rows with E2M1 weights take up to
-// four.
+// matrix tiles more, which share the copied rows; few rows with E2M1 weights take up to four.
 #include "ops/grouped_gemm/bf16_gemm.h"
 
 #include <cstring>
@@ -71,7 +70,8 @@ class Bf16Gemm {
       });
     }
     const int64_t strips = weights_.strips();
-    const int64_t grain = std::max<int64_t>(1, kGrainProducts / (shape_.cols * kStripRows));
+    int64_t grain = std::max<int64_t>(1, kGrainProducts / (shape_.cols * kStripRows));
+    if (tiles_ != nullptr) grain = std::max(grain, copying_grain(blocks_.count() * strips));
     for_each_strip(blocks_.count(), strips, grain, [&](int64_t block, int64_t strip, int64_t most) {
       return run_strips(block, strip, most);
     });
@@ -121,13 +121,12 @@ class Bf16Gemm {
       run_few_rows(block, strip, count);
       return count;
     }
+    if (tiles_ != nullptr && are_scaled_ && block_cols_ == 0) {
+      return run_scaled_rows(block, strip, strips);
+    }
     if (tiles_ != nullptr) {
       const int64_t count = std::min(strips, kTileTaskStrips);
-      if (are_scaled_ && block_cols_ == 0) {
-        run_scaled_rows(block, strip, count);
-      } else {
-        run_rows_with_tiles(block, strip, count);
-      }
+      run_rows_with_tiles(block, strip, count);
       return count;
     }
     const int64_t count = std::min(strips, kBf16Strips);
@@ -211,17 +210,19 @@ class Bf16Gemm {
     store(block, first_strip, strips, sums.data());
   }
 
-  // Weights that are multiplied by their scales, and sums over all columns.
-  void run_scaled_rows(const RowBlock& block, int64_t first_strip, int64_t strips) const {
+  // Weights that are multiplied by their scales, and sums over all columns. Computes strips as
+  // there is room for their sums, and returns their number.
+  int64_t run_scaled_rows(const RowBlock& block, int64_t first_strip, int64_t strips) const {
     const int64_t groups = ceil_div(block.count, kTileGroupRows);
-    ScaledTileTask task{.strips = strips,
+    ScaledTileTask task{.strips = 0,
                         .group_rows = ceil_div(block.count, groups),
                         .type = strip_scale(),
                         .strip_bytes = shape_.cols * weights_.step_bytes(),
                         .strip_scale_bytes = shape_.weight_scales.blocks * kStripRows};
     task.rows = groups * task.group_rows;
     alignas(64) std::array<Lanes, kTileTaskStrips * kBlockRows> sums;
-    std::fill_n(sums.begin(), strips * task.rows, Lanes{});
+    task.strips = std::min(strips, static_cast<int64_t>(sums.size()) / task.rows);
+    std::fill_n(sums.begin(), task.strips * task.rows, Lanes{});
     task.sums = sums[0].data();
     alignas(64) std::array<uint16_t, kPackedValues> packed;
     task.values = packed.data();
@@ -236,9 +237,10 @@ class Bf16Gemm {
       tiles_->tiles.multiply_scaled(task);
     }
     tiles_->tiles.release();
-    store_strips(shape_, call_, block, {first_strip, strips},
+    store_strips(shape_, call_, block, {first_strip, task.strips},
                  BlockSums<float>{task.sums, kStripRows, task.rows * kStripRows},
                  kernels_.epilogue);
+    return task.strips;
   }
 
   // Packs as many columns of the rows as there is room for: all of them where there are few rows,

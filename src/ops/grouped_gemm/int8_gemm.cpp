@@ -58,7 +58,8 @@ class Int8Gemm {
     for_each_input_row<float>(shape_, call_, inputs_, [&](int64_t row) { round(row); });
     const int64_t pairs = ceil_div(weights_.strips(), kPairStrips);
     const int64_t products = shape_.cols * kStripRows * kPairStrips;
-    const int64_t grain = std::max<int64_t>(1, kGrainProducts / products);
+    int64_t grain = std::max<int64_t>(1, kGrainProducts / products);
+    if (tiles_ != nullptr) grain = std::max(grain, copying_grain(blocks_.count() * pairs));
     const auto run = [&](int64_t block, int64_t pair, int64_t most) {
       return run_pairs(block, pair, most);
     };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "narrowfloat/runtime.h"
 #include "runtime/numa_nodes.h"
 #include "runtime/parallel.h"
 
@@ -31,6 +32,13 @@ class StripPlaces {
   int64_t experts_;
   int64_t strips_;
 };
+
+// A grain for a loop over so many strips whose tasks copy the rows of their block first: few
+// copies, and still some tens of ranges for every thread.
+inline int64_t copying_grain(int64_t strips) {
+  constexpr int64_t kRangesOfThread = 32;
+  return std::max<int64_t>(1, strips / (kRangesOfThread * num_threads()));
+}
 
 // Calls run(block, strip, most) on all cores until every strip of every block had its turn: it
 // takes the strip and up to `most` - 1 that follow, and returns their number. node_strips: as
