@@ -80,6 +80,22 @@ int64_t ScaleBand::row_bytes(int64_t blocks) {
   return (ceil_div(blocks, kLine) | int64_t{1}) * kLine;
 }
 
+uint8_t* ScaleBand::place_in(const ScaleView& tensor, int64_t batch) const {
+  return static_cast<uint8_t*>(tensor.data) + batch * (tensor.capacity / tensor.batch) +
+         Layout::offset(first_row_, 0, {tensor.rows, blocks_});
+}
+
+void ScaleBand::fetch(const ScaleView& tensor, int64_t batch, int64_t index) const {
+  const int64_t tiles = ceil_div(blocks_, Layout::kTileBlocks);
+  const int64_t rows = 4 * run_;
+  const uint8_t* first = place_in(tensor, batch);
+  for (int64_t tile = tiles * index / rows; tile < tiles * (index + 1) / rows; ++tile) {
+    for (int64_t byte = 0; byte < run_ * static_cast<int64_t>(sizeof(Quads)); byte += kLine) {
+      __builtin_prefetch(first + tile * kTileScales + byte);
+    }
+  }
+}
+
 void ScaleBand::clear_others() {
   const int64_t padded = round_up(blocks_, Layout::kTileBlocks);
   for (int64_t index = 0; index < 4 * run_; ++index) {
@@ -91,8 +107,7 @@ void ScaleBand::clear_others() {
 // Calls visitor(quads of the tiles, quads of the rows) for each four rows of up to four tiles.
 template <typename Visitor>
 void ScaleBand::for_tiles(const ScaleView& tensor, int64_t batch, const Visitor& visitor) {
-  auto* first = static_cast<uint8_t*>(tensor.data) + batch * (tensor.capacity / tensor.batch) +
-                Layout::offset(first_row_, 0, {tensor.rows, blocks_});
+  uint8_t* first = place_in(tensor, batch);
   const int64_t tiles = ceil_div(blocks_, Layout::kTileBlocks);
   const int64_t quarter_bytes = run_ * row_bytes_;
   for (int64_t tile = 0; tile < tiles; tile += 4, first += 4 * kTileScales) {

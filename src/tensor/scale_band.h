@@ -50,6 +50,9 @@ class ScaleBand {
     num_kept_[static_cast<size_t>(index)] = first_block + static_cast<int64_t>(scales.size());
     std::copy(scales.begin(), scales.end(), scales_of(index) + first_block);
   }
+  // Has the cache fetch a share of the lines that store() writes: all of them, after a call for
+  // each of the band's rows.
+  void fetch(const ScaleView& tensor, int64_t batch, int64_t index) const;
   // Scales that are not kept are 0 from now on.
   void clear_others();
   // Copies the scales of all rows, padding included, to or from the matrix `batch` of a tensor in
@@ -67,6 +70,8 @@ class ScaleBand {
   // Bytes from a row to the next: an odd number of lines, so that the same block of all rows lies
   // in different sets of the cache.
   static int64_t row_bytes(int64_t blocks);
+  // Points to the band's first place in the first tile.
+  [[nodiscard]] uint8_t* place_in(const ScaleView& tensor, int64_t batch) const;
   template <typename Visitor>
   void for_tiles(const ScaleView& tensor, int64_t batch, const Visitor& visitor);
 

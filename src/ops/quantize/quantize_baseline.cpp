@@ -139,17 +139,21 @@ class BaselineQuantizer {
     const int64_t rows = valid_rows(problem_, args_, batch);
     ScaleBand band(bands, args_.scales.blocks, band_index);
     bool has_rows = false;
+    const auto for_swizzled = [&](const auto& visitor) {
+      for (const ScaleView& scales : {args_.scales, args_.extra_scales}) {
+        if (is_swizzled(scales)) visitor(scales);
+      }
+    };
     for (int64_t index = 0; index < bands.rows(); ++index) {
       const int64_t row = band.row(index);
       if (row >= rows) continue;
+      for_swizzled([&](const ScaleView& scales) { band.fetch(scales, batch, index); });
       quantize_chunk(batch, row, {row, 0, problem_.cols}, {&band, index});
       has_rows = true;
     }
     if (!has_rows) return;
     band.clear_others();
-    for (const ScaleView& scales : {args_.scales, args_.extra_scales}) {
-      if (is_swizzled(scales)) band.store(scales, batch);
-    }
+    for_swizzled([&](const ScaleView& scales) { band.store(scales, batch); });
   }
 
   static bool is_swizzled(const ScaleView& scales) {
