@@ -31,9 +31,9 @@ TEXT = """# AMD EPYC (Zen 4), one core
 {machine}.
 
 GB/s of the unquantized side: elements times their bytes over the 10th percentile of the replays,
-the faster of two runs or more. The machine had other work, so nothing that leaves the caches was measured. Every result was
-compared with `cpu_reference`, byte by byte. The operation is the public one: checks, selection and
-a parallel loop of one thread are in the times.
+the faster of two runs or more. The machine had other work. Every result was compared with
+`cpu_reference`, byte by byte. The operation is the public one: checks, selection and a parallel loop
+of one thread are in the times.
 
 ```
 NARROWFLOAT_FORCE=quantize:cpu_avx512 narrowfloat-bench bench quantize --device cpu --dtype fp32 \\
@@ -41,6 +41,18 @@ NARROWFLOAT_FORCE=quantize:cpu_avx512 narrowfloat-bench bench quantize --device 
 ```
 
 {tables}
+### From memory
+
+{memory_machine}, 4096 x 4096 elements in buffers of four times the cache: each figure is the best of several rounds. Swizzled:
+the rate in percent of that with linear scales. The machine had other work, which took memory's rate: these are
+for comparisons within a line.
+
+```
+narrowfloat-bench bench quantize --device cpu --dtype fp32 --threads 1 --rows 4096 --cols 4096 \\
+  --layout linear --layout swizzled_128x4 --replay-ms 20 --replays 9 --json
+```
+
+{memory}
 ### Fused sources, 4-over-6, maxima
 
 {fused_machine}: the same method, but each figure is the best of three runs, in which the
@@ -128,6 +140,26 @@ def fused_table() -> str:
                  for label in rates[IMPLEMENTATIONS[-1]]]
     return table(["", "format", "type", *(f"`cpu_{one}`" for one in IMPLEMENTATIONS),
                   "memory's reads"], rows)
+
+
+def memory_document(op: str, dtype: str) -> dict:
+    document = json.loads((FOLDER / f"dram_{op}_{dtype}.json").read_text())
+    assert document["threads"] == 1 and all(case["correct"] for case in document["cases"])
+    return document
+
+
+def memory_table() -> str:
+    rows = []
+    for op in ("quantize", "dequantize"):
+        for dtype, element_bytes in ELEMENT_BYTES.items():
+            found = memory_document(op, dtype)["cases"]
+            rates = {(case["format"], case["layout"]): case["rows"] * case["cols"] * element_bytes
+                     / case["plain"]["p10_us"] / 1e3 for case in found}
+            for one in dict.fromkeys(case["format"] for case in found):
+                linear, swizzled = rates[one, "linear"], rates.get((one, "swizzled_128x4"))
+                rows.append([op, one, dtype, f"{linear:.1f}",
+                             f"{100 * swizzled / linear:.0f}" if swizzled else ""])
+    return table(["", "format", "type", "GB/s", "swizzled, %"], rows)
 
 
 def headline() -> str:
@@ -251,8 +283,11 @@ def page() -> str:
     tables = [rates_table(op, dtype)
               for op in ("quantize", "dequantize") for dtype in ELEMENT_BYTES]
     fused = fused_documents(FUSED_FILES[0])[IMPLEMENTATIONS[-1]]
+    memory = memory_document("quantize", "fp32")
     return TEXT.format(machine=machine, tables="\n".join(tables), layers=layers(),
                        int8=int8_layers(), deepseek=deepseek(),
+                       memory=memory_table(),
+                       memory_machine=f"{memory['cpu']}, commit {memory['commit']}",
                        fused_machine=f"{fused['cpu']}, commit {fused['commit']}",
                        fast_commit=fused_documents("silu_fast_bf16")["avx512"]["commit"],
                        fused=fused_table())

@@ -62,8 +62,8 @@ of the replays. Every result was compared with `cpu_reference`, byte by byte.
 ### One core, from its second-level cache
 
 64 x 2048 elements. Swizzled: the rate in percent of that with linear scales, `cpu_avx512`. At e768773 four of these programs
-ran at once, on other cores; fp32 quantizers, which other work disturbed then, are those of bb593b2, whose kernels take
-more operations.
+ran at once, on other cores, and disturbed fp32 quantizers; those are of d50a2e3, two at once, and with AVX2, where that was
+not quiet either, of bb593b2, whose kernels take more operations.
 
 ```
 NARROWFLOAT_FORCE=quantize:cpu_avx512 narrowfloat-bench bench quantize --device cpu --dtype fp32 \\
@@ -73,8 +73,8 @@ NARROWFLOAT_FORCE=quantize:cpu_avx512 narrowfloat-bench bench quantize --device 
 
 {cached}
 The aims are those of a core at 4 GHz: fp32 to MXFP4 at 30 GB/s, NVFP4 at 22, MXFP8 and FP8 1x128 at 25 with AVX-512,
-60 % of these with AVX2. A core of this virtual machine reached 79, 90, 77 and 78 % of them with AVX-512 at bb593b2; with
-AVX2, 58 to 75 % of its own AVX-512 rates. A [Zen 4](../epyc-zen4/README.md) reaches all with today's kernels.
+60 % of these with AVX2. A core of this virtual machine reached 89, 98, 101 and 102 % of them with AVX-512 at d50a2e3; with
+AVX2 at bb593b2 77 to 98 %. A [Zen 4](../epyc-zen4/README.md) reaches all.
 
 ### From memory: one thread, two, all
 
@@ -90,8 +90,9 @@ narrowfloat-bench bench quantize --device cpu --dtype fp32 --threads 16 --rows 4
 
 {dram}
 Aims: to quantize at 85 % of the rate of reads with two threads, which all formats reach; to dequantize at 90 % of
-copies past the caches, which at e768773 two threads do from all formats, and all cores but for FP8 1x128, from which fp32
-has 89 and bf16 79 %. Swizzled scales are to cost 5 % at most, which they do not reach everywhere.
+copies past the caches, which two threads and all cores do from all formats. Swizzled scales are to cost 5 % at most, which
+they do not reach everywhere: with all cores linear ones became faster when the codes of later segments were fetched. At
+d50a2e3 quantizers did not fetch a band's places ahead: with that NVFP4 had 98 and MXFP8 91 % from fp32, 95 and 97 from bf16.
 """
 
 
