@@ -176,6 +176,11 @@ struct GemmShapeOf {
     constexpr int kOfManyRounded[] = {32, 96, 128, 160};
     constexpr int kOfManyFp8[] = {48, 80, 96, 112, 128, 144};
     constexpr int kOf64[] = {32, 40, 48, 64};
+    // Where weights become E4M3, promotion of half as many sums and half of the tensor cores' work.
+    if (kTokens == 16 || kTokens == 32) {
+      constexpr bool kBecomesE4m3 = kGroupKTiles == 1 && !kIsSharedOperand;
+      return kBecomesE4m3 && width == 0 ? kTokens / 2 : kTokens;
+    }
     if (kTokens <= 64) return kTokens == 64 ? kOf64[width] : kTokens;
     if (kGroupKTiles == 1) return kOfManyFp8[width];
     return Weights::kEncoding == WeightEncoding::kNvfp4Rounded ? kOfManyRounded[width]

@@ -35,7 +35,17 @@ class RegisterLoop {
         shared_(shared),
         ring_(ring),
         warpgroup_(static_cast<int>(threadIdx.x) / kWarpgroup - 1),
-        thread_(static_cast<int>(threadIdx.x) % kWarpgroup) {}
+        thread_(static_cast<int>(threadIdx.x) % kWarpgroup) {
+    if constexpr (kIsSmallE4m3<Shape>) {
+      const auto places =
+          Weights::places_of(shared_address(shared.weights[0][warpgroup_ * kBlocks]), thread_);
+      places_ = {keep_in_register(places.codes), keep_in_register(places.scales)};
+      if constexpr (Shape::kHasGroups) {
+        group_scales_ = keep_in_register(shared_address(shared.group_scales[0][0]) +
+                                         static_cast<uint32_t>(thread_) % 4 * 8);
+      }
+    }
+  }
 
   // Multiplies the columns that the tile's rows need; the others' sums are 0.
   template <int kWidth = 0>
@@ -58,9 +68,17 @@ class RegisterLoop {
 
   __device__ Loaded load(const Position& at, int slot, int step) const {
     Loaded loaded;
+    if constexpr (kIsSmallE4m3<Shape>) {
+      static_assert(kStepBlocks == 1 && kSteps == 1);
+      constexpr auto kStageBytes = static_cast<uint32_t>(sizeof(shared_.weights[0]));
+      const uint32_t stage = static_cast<uint32_t>(at.stage) * kStageBytes;
+      loaded.blocks[0] =
+          Weights::load_at(places_, stage + static_cast<uint32_t>(slot * Shape::kKTileBytes));
+    } else {
 #pragma unroll
-    for (int i = 0; i < kStepBlocks; ++i) {
-      loaded.blocks[i] = Weights::load(weights_of(at, slot, step * kStepBlocks + i), thread_);
+      for (int i = 0; i < kStepBlocks; ++i) {
+        loaded.blocks[i] = Weights::load(weights_of(at, slot, step * kStepBlocks + i), thread_);
+      }
     }
     return loaded;
   }
@@ -122,38 +140,46 @@ class RegisterLoop {
   template <int kColumns>
   __device__ void multiply_step(const Step& step, StepFragments& now, StepFragments& next,
                                 Sums& sums, GroupSums<kColumns>& group_sums) {
+    Position following = at_;
+    following.advance();
     if constexpr (Shape::kHasGroups) {
-      multiply_group_step<kColumns>(step, now, next, sums, group_sums);
+      multiply_group_step<kColumns>(step, following, now, next, sums, group_sums);
     } else {
       auto& own = reinterpret_cast<StepSums<kBlockSums>&>(sums[step.index * kStepBlocks]);
       const Loaded early = load_early(step);
       issue<kColumns>(step, step.k_tile > 0, now, own);
-      if (!ends_tile(step)) prepare_next(step, early, next);
+      if (!ends_tile(step)) prepare_next(step, following, early, next);
       wgmma_wait();
     }
-    if (ends_stage(step) || ends_tile(step)) release();
+    if (!ends_stage(step) && !ends_tile(step)) return;
+    ring_.release_warp(at_, thread_ % 32);
+    at_ = following;
   }
 
   // Multiplies into temporary sums, which start again with each group.
   template <int kColumns>
-  __device__ void multiply_group_step(const Step& step, StepFragments& now, StepFragments& next,
-                                      Sums& sums, GroupSums<kColumns>& group_sums) {
+  __device__ void multiply_group_step(const Step& step, const Position& following,
+                                      StepFragments& now, StepFragments& next, Sums& sums,
+                                      GroupSums<kColumns>& group_sums) {
     constexpr int kGroupKTiles = Shape::kGroupKTiles;
     const bool ends_group =
         step.slot % kGroupKTiles == kGroupKTiles - 1 || step.k_tile + 1 == params_.k_tiles;
     const Loaded early = load_early(step);
     issue<kColumns>(step, step.slot % kGroupKTiles > 0, now, group_sums);
-    if (!ends_tile(step)) prepare_next(step, early, next);
-    const float* scales = scales_of(step);
+    if (!ends_tile(step)) prepare_next(step, following, early, next);
     if constexpr (kIsSmallE4m3<Shape>) {
-      float2 own[kColumns / 8];
+      constexpr auto kStageBytes = static_cast<uint32_t>(sizeof(shared_.group_scales[0]));
+      const uint32_t scales = group_scales_ + static_cast<uint32_t>(at_.stage) * kStageBytes +
+                              static_cast<uint32_t>(step.slot * Shape::kTokens * 4);
+      uint2 own[kColumns / 8];
 #pragma unroll
-      for (int i = 0; i < kColumns / 8; ++i)
-        own[i] = reinterpret_cast<const float2*>(scales)[4 * i];
+      for (int i = 0; i < kColumns / 8; ++i) own[i] = load_shared_8(scales + i * 32);
       wgmma_wait();
-      promote<kColumns>(step, group_sums, sums,
-                        [&](int j) { return j % 2 == 0 ? own[j / 4].x : own[j / 4].y; });
+      promote<kColumns>(step, group_sums, sums, [&](int j) {
+        return bits_float(j % 2 == 0 ? own[j / 4].x : own[j / 4].y);
+      });
     } else {
+      const float* scales = scales_of(step);
       wgmma_wait();
       if (!ends_group) return;
       promote<kColumns>(step, group_sums, sums,
@@ -197,10 +223,9 @@ class RegisterLoop {
   [[nodiscard]] __device__ Loaded load_early(const Step& step) const {
     return kLoadsEarly && !ends_stage(step) ? load_next(step) : Loaded{};
   }
-  __device__ void prepare_next(const Step& step, const Loaded& early, StepFragments& next) {
+  __device__ void prepare_next(const Step& step, const Position& following, const Loaded& early,
+                               StepFragments& next) {
     if (!ends_stage(step)) return decode(kLoadsEarly ? early : load_next(step), next);
-    Position following = at_;
-    following.advance();
     if constexpr (kIsSmallE4m3<Shape>) {
       ring_.wait_full_asleep(following);
       // The fence is for the rows that the next instructions read; words are on their way
@@ -235,17 +260,16 @@ class RegisterLoop {
     }
   }
 
-  __device__ void release() {
-    ring_.release_warp(at_, thread_ % 32);
-    at_.advance();
-  }
-
   const GemmParams& params_;
   GemmStorage<Shape>& shared_;
   const TheRing& ring_;
   int warpgroup_;
   int thread_;
   Position at_;
+  // With kIsSmallE4m3, in the first k tile of the first stage: the warpgroup's weights, and the
+  // scales of the thread's first two tokens.
+  E4m3Places places_;
+  uint32_t group_scales_ = 0;
   uint64_t first_rows_ = swizzled_descriptor(shared_address(shared_.rows[0][0]));
 };
 

@@ -267,6 +267,12 @@ struct Fp8Weights {
   }
 };
 
+// Shared memory of what a thread loads of a k tile: the first of its codes, and its scales.
+struct E4m3Places {
+  uint32_t codes = 0;
+  uint32_t scales = 0;
+};
+
 // Weights that become E4M3 in registers. TheScales: of a thread's two rows in a k tile.
 template <WeightEncoding kTheEncoding, class TheScales>
 struct E4m3Fragments {
@@ -289,6 +295,28 @@ struct E4m3Fragments {
     for (int step = 0; step < 4; ++step) {
       loaded.words[step] =
           load_shared<uint2>(k_tile + (step / 2 * 128 + thread) * 16 + step % 2 * 8);
+    }
+    return loaded;
+  }
+
+  // The same by addresses that a thread keeps.
+  __device__ static E4m3Places places_of(uint32_t k_tile, int thread) {
+    const auto own = static_cast<uint32_t>(thread);
+    return {k_tile + own * 16, k_tile + static_cast<uint32_t>(k_tile_code_bytes(kEncoding)) +
+                                   own / 4 * static_cast<uint32_t>(sizeof(TheScales))};
+  }
+  __device__ static Loaded load_at(const E4m3Places& places, uint32_t offset) {
+    Loaded loaded;
+    if constexpr (sizeof(TheScales) == 8) {
+      loaded.scales = load_shared_8(places.scales + offset);
+    } else {
+      loaded.scales = load_shared_16(places.scales + offset);
+    }
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      const uint4 two = load_shared_16(places.codes + offset + pair * 128 * 16);
+      loaded.words[2 * pair] = {two.x, two.y};
+      loaded.words[2 * pair + 1] = {two.z, two.w};
     }
     return loaded;
   }
