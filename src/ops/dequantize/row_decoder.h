@@ -59,8 +59,10 @@ class RowDecoder {
   // The fp32 factor of a block, scale first (spec 7).
   template <typename Layout>
   [[nodiscard]] float block_factor(int64_t block) const {
-    const Stored stored =
-        scales_[Layout::offset(scale_row_, block, {args_.scales.rows, args_.scales.blocks})];
+    const ScaleExtents extents{args_.scales.rows, args_.scales.blocks};
+    const Stored stored = row_scales_ != nullptr
+                              ? row_scales_[block]
+                              : scales_[Layout::offset(scale_row_, block, extents)];
     if constexpr (Format::kHasGlobalScale) {
       if (problem_.global_scale_divides) return div_rn(E4M3::decode(stored), global_scale_);
     }

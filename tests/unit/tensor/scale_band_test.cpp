@@ -2,6 +2,7 @@
 // run, ragged rows and blocks, and rows that are missing.
 #include "tensor/scale_band.h"
 
+#include <algorithm>
 #include <random>
 #include <vector>
 
@@ -52,6 +53,8 @@ void for_bands(const BandedScales& scales, int64_t threads, const Visitor& visit
 void expect_stored(const BandedScales& scales, int64_t threads, int64_t skipped, int64_t missing) {
   BandTensor expected(scales);
   BandTensor actual(scales);
+  // Padding is stored, too.
+  std::fill(actual.bytes.begin(), actual.bytes.end(), uint8_t{0xEE});
   std::mt19937 random(7);
   std::vector<int> visits(static_cast<size_t>(scales.rows));
   for_bands(scales, threads, [&](ScaleBand& band, int64_t batch, int64_t rows) {

@@ -32,6 +32,7 @@ class ScaledStrips {
   void run() {
     const Chunk first = chunk(0);
     for (int64_t step = 0; step < decoding_steps(first); ++step) decode(first, step, 0);
+    Tiles::fence();
     for (int64_t i = 0; i < chunks_; ++i) multiply(chunk(i), chunk(i + 1));
   }
 

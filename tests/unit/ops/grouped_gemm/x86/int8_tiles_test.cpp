@@ -15,6 +15,7 @@
 #include "ops/grouped_gemm/x86/int8_tiles_text.h"
 #include "runtime/vector_level.h"
 #include "support/gemm_case.h"
+#include "support/index.h"
 
 namespace narrowfloat {
 namespace {
@@ -84,8 +85,6 @@ struct PlainInt8Tiles {
 
 constexpr int64_t kCols = 224;
 constexpr int64_t kStart = 3;  // The totals before.
-
-size_t to_index(int64_t i) { return static_cast<size_t>(i); }
 
 struct Int8Case {
   int64_t rows;

@@ -13,6 +13,7 @@
 #include "base/int_math.h"
 #include "formats/float16.h"
 #include "ops/grouped_gemm/x86/scaled_tiles_text.h"
+#include "support/index.h"
 
 namespace narrowfloat {
 
@@ -49,7 +50,7 @@ struct PlainTiles {
   static void copy_run(uint16_t* to, const uint16_t* from) {
     for (int64_t k = 0; k < 32; ++k) to[place_in_run(k)] = from == nullptr ? uint16_t{0} : from[k];
   }
-  // Few machines without tiles lack AVX-512 BF16, with which weights are decoded.
+  // Weights are decoded by the kernels for AVX-512 BF16, which tests with these tiles need.
   template <Bf16StripScale kType>
   struct Decoder {
     static void decode(const uint8_t* codes, const uint8_t* scales, bool has_second,
@@ -123,8 +124,6 @@ struct PlainTiles {
 };
 
 inline constexpr size_t kTestLanes = 16;
-
-inline size_t to_index(int64_t i) { return static_cast<size_t>(i); }
 
 // The place of a column of a weight row in a strip in tile order.
 inline size_t place_of_weight(int64_t k, int64_t row) {

@@ -225,8 +225,8 @@ void expect_bits_of_chunks(Bf16StripScale type, int64_t rows, int64_t count, Num
   for (int64_t row = 0; row < rows; ++row) from.push_back(&data.values[to_index(row * cols)]);
   std::vector<uint16_t> packed(to_index(round_up(cols, kTileRunCols) * all_rows), 0x7FFF);
   amx_kernels::pack_rows<PlainTiles>(from.data(), rows, all_rows, cols, packed.data());
-  constexpr float kStart = 3;
-  std::vector<float> sums(to_index(count * all_rows) * kTestLanes, kStart);
+  constexpr float kFirstSum = 3;
+  std::vector<float> sums(to_index(count * all_rows) * kTestLanes, kFirstSum);
   amx_kernels::configure<PlainTiles>(group_rows);
   amx_kernels::multiply_scaled<PlainTiles>({.strips = count,
                                             .group_rows = group_rows,
@@ -246,7 +246,7 @@ void expect_bits_of_chunks(Bf16StripScale type, int64_t rows, int64_t count, Num
       weights.push_back(strips.product(to_index(strip), i / 16, i % 16));
     }
     data.weights = {in_bf16(weights)};
-    data.sums.assign(to_index(rows) * kTestLanes, kStart);
+    data.sums.assign(to_index(rows) * kTestLanes, kFirstSum);
     multiply_plainly(shape, data);
     for (int64_t i = 0; i < rows * 16; ++i) {
       const float got = sums[to_index((strip * all_rows + i / 16) * 16 + i % 16)];
@@ -271,21 +271,21 @@ TEST(TileOrderKernels, ChunksOfScaledWeightsHaveTheBitsOfTiles) {
 // negative zero follow, so that these zeros' signs are the total's.
 TEST(TileOrderKernels, ZerosOfFewRowsHaveTheSignsOfTiles) {
   if (!has_avx512_bf16()) GTEST_SKIP() << "needs AVX-512 BF16";
-  constexpr int64_t kCols = 96;
-  std::vector<float> row(kCols, 0.0F);
+  constexpr int64_t kRowCols = 96;
+  std::vector<float> row(kRowCols, 0.0F);
   row[0] = -0x1.8p-126F;
   row[32] = 0x1p-126F;
-  for (size_t k = 64; k < kCols; ++k) row[k] = 1;
+  for (size_t k = 64; k < kRowCols; ++k) row[k] = 1;
   row[65] = row[81] = -0x1p-126F;
-  std::vector<uint8_t> codes(kCols * 8, 0x88);
+  std::vector<uint8_t> codes(kRowCols * 8, 0x88);
   const std::array<std::pair<size_t, uint8_t>, 4> of_columns{
       {{0, 0x22}, {32, 0x22}, {65, 0x11}, {81, 0x11}}};
   for (const auto& [k, code] : of_columns) std::fill_n(&codes[k * 8], 8, code);
-  const std::vector<uint8_t> scales(kCols / 32 * 16, 127);
+  const std::vector<uint8_t> scales(kRowCols / 32 * 16, 127);
   const std::vector<uint16_t> values = in_bf16(row);
 
   std::vector<float> of_vectors(kTestLanes, 1);
-  FewBf16Rows task{.cols = kCols,
+  FewBf16Rows task{.cols = kRowCols,
                    .type = Bf16StripScale::kUE8M0,
                    .block_cols = 32,
                    .blocks_per_row_scale = 1,
@@ -299,14 +299,14 @@ TEST(TileOrderKernels, ZerosOfFewRowsHaveTheSignsOfTiles) {
   kTileOrderKernelsAvx512.multiply_few_rows(
       {.rows = task, .is_scaled = true, .least_weight = -1, .most_weight = 2, .sum_cols = 0});
   std::vector<float> of_tiles(kTestLanes, 0.0F);
-  std::vector<uint16_t> packed(kCols);
+  std::vector<uint16_t> packed(kRowCols);
   const uint16_t* from = values.data();
-  amx_kernels::pack_rows<PlainTiles>(&from, 1, 1, kCols, packed.data());
+  amx_kernels::pack_rows<PlainTiles>(&from, 1, 1, kRowCols, packed.data());
   amx_kernels::configure<PlainTiles>(1);
   amx_kernels::multiply_scaled<PlainTiles>({.strips = 1,
                                             .group_rows = 1,
                                             .rows = 1,
-                                            .cols = kCols,
+                                            .cols = kRowCols,
                                             .type = Bf16StripScale::kUE8M0,
                                             .codes = codes.data(),
                                             .scales = scales.data(),
