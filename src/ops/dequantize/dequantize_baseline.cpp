@@ -133,8 +133,9 @@ class SegmentDecoder {
 
   // The codes of later segments, so that reads go on while a segment is written past the caches.
   static void prefetch_codes(const uint8_t* codes, int64_t count) {
+    constexpr int64_t kBytesAhead = 2048;
     for (int64_t byte = 0; byte < count * Element::kBits / 8; byte += kLine) {
-      __builtin_prefetch(codes + kDequantizeCols + byte);
+      __builtin_prefetch(codes + kBytesAhead + byte);
     }
   }
 

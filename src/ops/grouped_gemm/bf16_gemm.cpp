@@ -210,8 +210,8 @@ class Bf16Gemm {
     store(block, first_strip, strips, sums.data());
   }
 
-  // Weights that are multiplied by their scales, and sums over all columns. Computes strips as
-  // there is room for their sums, and returns their number.
+  // Weights that are multiplied by their scales, and sums over all columns. Computes as many
+  // strips as there is room for the sums of, and returns their number.
   int64_t run_scaled_rows(const RowBlock& block, int64_t first_strip, int64_t strips) const {
     const int64_t groups = ceil_div(block.count, kTileGroupRows);
     ScaledTileTask task{.strips = 0,
@@ -308,7 +308,7 @@ class Bf16Gemm {
         const int64_t scale_cols = shape_.weight_scales.block_cols;
         tiles_->few_rows.decode_scaled(weights_.codes(block.expert, strip + i, first),
                                        weights_.scales(block.expert, strip + i, first / scale_cols),
-                                       strip_scale(), scale_cols, cols, out.weights.data());
+                                       strip_scale(), cols, out.weights.data());
       } else {
         decode(block.expert, strip + i, first, cols, out);
         std::fill(out.weights.begin() + cols * kStripRows,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "device/ptx/keep.cuh"
+#include "device/ptx/shared_memory.cuh"
 #include "device/ptx/wgmma.cuh"
 #include "ops/grouped_gemm/sm90/gemm_config.cuh"
 #include "ops/grouped_gemm/sm90/weight_decoder.cuh"
@@ -266,8 +267,8 @@ class RegisterLoop {
   int warpgroup_;
   int thread_;
   Position at_;
-  // With kIsSmallE4m3, in the first k tile of the first stage: the warpgroup's weights, and the
-  // scales of the thread's first two tokens.
+  // With kIsSmallE4m3 these are addresses in the first k tile of the first stage: of the
+  // warpgroup's weights, and of the scales of the thread's first two tokens.
   E4m3Places places_;
   uint32_t group_scales_ = 0;
   uint64_t first_rows_ = swizzled_descriptor(shared_address(shared_.rows[0][0]));

@@ -10,6 +10,7 @@
 #include "base/host_device.h"
 #include "device/ptx/keep.cuh"
 #include "device/ptx/packed.cuh"
+#include "device/ptx/shared_memory.cuh"
 #include "device/ptx/wgmma_bf16_between.cuh"
 #include "device/ptx/wgmma_e4m3_between.cuh"
 #include "device/ptx/wgmma_e4m3_shared.cuh"
@@ -299,7 +300,7 @@ struct E4m3Fragments {
     return loaded;
   }
 
-  // The same by addresses that a thread keeps.
+  // As load(), by addresses that a thread keeps.
   __device__ static E4m3Places places_of(uint32_t k_tile, int thread) {
     const auto own = static_cast<uint32_t>(thread);
     return {k_tile + own * 16, k_tile + static_cast<uint32_t>(k_tile_code_bytes(kEncoding)) +

@@ -91,10 +91,10 @@ struct FewTileRows {
 
 struct TileOrderKernels {
   // Decodes columns of a strip of E2M1 codes, whole blocks, to [cols / 2][16][2] in tile order,
-  // multiplied by the scales of blocks of 16 or 32 columns. Columns that the last run lacks are
-  // zeros. Products have to be in bf16's range.
+  // multiplied by the scales of blocks: of 16 columns with E4M3, of 32 with UE8M0. Columns that the
+  // last run lacks are zeros. Products have to be in bf16's range.
   void (*decode_scaled)(const uint8_t* codes, const uint8_t* scales, Bf16StripScale type,
-                        int64_t block_cols, int64_t cols, uint16_t* out);
+                        int64_t cols, uint16_t* out);
   // Brings decoded columns, whole runs, from ascending to tile order.
   void (*order)(uint16_t* weights, int64_t cols);
   // As Bf16Kernels::multiply_few_rows, in the order of tiles.

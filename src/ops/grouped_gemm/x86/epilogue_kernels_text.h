@@ -1,6 +1,6 @@
 // The kernels of epilogue_kernels.h, written against a vector of fp32.
 //
-// Level is a type of an unnamed namespace with Floats, a vector of kLanes fp32, and
+// Level is a type of an unnamed namespace with kLanes, the number of fp32 in its vectors, and
 //   floats(x), load(from), mul(a, b), add(a, b)
 //   store(to, x)      to fp32 or, rounded, to bf16; NaN become the canonical one of the type
 #pragma once

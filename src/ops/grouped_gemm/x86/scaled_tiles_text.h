@@ -6,7 +6,7 @@
 //
 // Chunks of columns of a pair of strips are multiplied one after the other, first along the
 // columns, then along the strips. Between the steps of a chunk stand those that decode the next
-// one, for processors compute tiles and vectors at the same time.
+// one, since processors compute tiles and vectors at the same time.
 #pragma once
 
 #include "ops/grouped_gemm/x86/amx_kernels_text.h"

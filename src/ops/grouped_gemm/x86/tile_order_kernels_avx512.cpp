@@ -61,9 +61,8 @@ void order(uint16_t* weights, int64_t cols) {
   }
 }
 
-template <class Scales>
-void decode_runs(const uint8_t* codes, const uint8_t* scales, int64_t block_cols, int64_t cols,
-                 uint16_t* out) {
+template <class Scales, int64_t kBlockCols>
+void decode_runs(const uint8_t* codes, const uint8_t* scales, int64_t cols, uint16_t* out) {
   constexpr int64_t kRunBytes = kTileRunCols * kPairBytes / 2;
   constexpr int64_t kLineBytes = 64;
   const Runs::Decoder<Scales> decoder;
@@ -72,16 +71,15 @@ void decode_runs(const uint8_t* codes, const uint8_t* scales, int64_t block_cols
     for (int64_t byte = 0; byte < kRunBytes; byte += kLineBytes) {
       __builtin_prefetch(run + byte + kPrefetchBytes);
     }
-    decoder.decode(run, scales + k / block_cols * kStripLanes, k + kHalf < cols,
+    decoder.decode(run, scales + k / kBlockCols * kStripLanes, k + kHalf < cols,
                    out + k * kStripLanes);
   }
 }
 
-void decode_scaled(const uint8_t* codes, const uint8_t* scales, Bf16StripScale type,
-                   int64_t block_cols, int64_t cols, uint16_t* out) {
-  (type == Bf16StripScale::kE4M3
-       ? decode_runs<Runs::E4m3Scales>
-       : decode_runs<Runs::PowersOfTwo>)(codes, scales, block_cols, cols, out);
+void decode_scaled(const uint8_t* codes, const uint8_t* scales, Bf16StripScale type, int64_t cols,
+                   uint16_t* out) {
+  (type == Bf16StripScale::kE4M3 ? decode_runs<Runs::E4m3Scales, 16>
+                                 : decode_runs<Runs::PowersOfTwo, 32>)(codes, scales, cols, out);
 }
 
 // ---- few rows

@@ -55,9 +55,7 @@ struct PlainTiles {
   struct Decoder {
     static void decode(const uint8_t* codes, const uint8_t* scales, bool has_second,
                        uint16_t* out) {
-      kTileOrderKernelsAvx512.decode_scaled(codes, scales, kType,
-                                            kType == Bf16StripScale::kE4M3 ? 16 : 32,
-                                            has_second ? 32 : 16, out);
+      kTileOrderKernelsAvx512.decode_scaled(codes, scales, kType, has_second ? 32 : 16, out);
     }
   };
   static PlainTile& tile(size_t index) {

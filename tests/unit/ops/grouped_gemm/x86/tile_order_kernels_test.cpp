@@ -76,7 +76,7 @@ TEST(TileOrderKernels, DecodeScaledWeights) {
     const CodedStrips strips = coded_strips(type, 1, cols, numbers);
     std::vector<uint16_t> decoded(1024 * kTestLanes, 0x7FFF);
     kTileOrderKernelsAvx512.decode_scaled(strips.codes[0].data(), strips.scales[0].data(), type,
-                                          strips.block_cols, cols, decoded.data());
+                                          cols, decoded.data());
     for (int64_t k = 0; k < round_up(cols, 32); ++k) {
       for (int64_t row = 0; row < 16; ++row) {
         const float expected = k < cols ? strips.product(0, k, row) : 0.0F;
