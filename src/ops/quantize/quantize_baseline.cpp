@@ -78,7 +78,7 @@ class BaselineQuantizer {
   }
 
  private:
-  // Where a row's scales are kept; without a band they are stored at once.
+  // A row's place in a band, which keeps its scales; without a band they are stored at once.
   struct BandRow {
     ScaleBand* band = nullptr;
     int64_t index = 0;

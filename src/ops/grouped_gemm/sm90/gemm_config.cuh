@@ -176,8 +176,8 @@ struct GemmShapeOf {
     constexpr int kOfManyRounded[] = {32, 96, 128, 160};
     constexpr int kOfManyFp8[] = {48, 80, 96, 112, 128, 144};
     constexpr int kOf64[] = {32, 40, 48, 64};
-    // Where weights become E4M3, half of the columns take half of the promotion and half of the
-    // tensor cores' work.
+    // Half of the columns take half of the promotion and half of the tensor cores' work, which
+    // counts where weights become E4M3.
     if (kTokens == 16 || kTokens == 32) {
       constexpr bool kBecomesE4m3 = kGroupKTiles == 1 && !kIsSharedOperand;
       return kBecomesE4m3 && width == 0 ? kTokens / 2 : kTokens;

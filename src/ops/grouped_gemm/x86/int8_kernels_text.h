@@ -127,7 +127,7 @@ void multiply_rows(const Int8Strips& strips, const Int8Row* rows, Columns chunk,
 // The rows of one register block.
 template <class Level, int kGroupCols, int kRows>
 void multiply_block(const Int8Strips& strips, const Int8Row* rows) {
-  // For one row, whose time is that of reading the strips, the codes are one stream.
+  // One row takes the time of reading the strips, so it meets their codes as one stream.
   constexpr int kVectors = kRows == 1 ? 2 * kStripLanes / Level::kLanes : Level::kVectors;
   const int64_t vectors = strips.count * kStripLanes / Level::kLanes;
   for (int64_t chunk = 0; chunk < strips.layout.cols;) {
