@@ -2,9 +2,13 @@
 #include <immintrin.h>
 
 #include "ops/combine/x86/combine_kernels_text.h"
+#include "tensor/x86/round_text_avx2.h"
 
 namespace narrowfloat {
 namespace {
+
+struct Source {};
+using Round = RoundAvx2<Source>;
 
 struct Avx2 {
   static constexpr int kLanes = 8;
@@ -25,32 +29,20 @@ struct Avx2 {
     }
   }
 
-  // The lower words of all lanes, in order.
-  static __m128i words(__m256i x) {
-    return _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-  }
-
   template <CombineElement kElement>
   static void store(void* out, int64_t elem, Floats x) {
-    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-    const __m256i bits = _mm256_castps_si256(x);
     if constexpr (kElement == CombineElement::kF32) {
-      const __m256i canonical = _mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7FFFFFFF), is_nan);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(static_cast<float*>(out) + elem), canonical);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(static_cast<float*>(out) + elem),
+                          Round::fp32(x));
     } else {
-      __m128i rounded;
-      if constexpr (kElement == CombineElement::kF16) {
-        rounded = _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+      auto* to = reinterpret_cast<__m128i*>(static_cast<uint16_t*>(out) + elem);
+      if constexpr (kElement == CombineElement::kBf16) {
+        _mm_storeu_si128(to, Round::bf16(x));
       } else {
-        const __m256i last_bit =
-            _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-        const __m256i sum =
-            _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), last_bit);
-        rounded = words(_mm256_srli_epi32(sum, 16));
+        const __m128i halves = _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        const __m128i is_nan = Round::words(_mm256_srli_epi32(Round::is_nan(x), 16));
+        _mm_storeu_si128(to, _mm_blendv_epi8(halves, _mm_set1_epi16(0x7FFF), is_nan));
       }
-      _mm_storeu_si128(
-          reinterpret_cast<__m128i*>(static_cast<uint16_t*>(out) + elem),
-          _mm_blendv_epi8(rounded, _mm_set1_epi16(0x7FFF), words(_mm256_srli_epi32(is_nan, 16))));
     }
   }
 };

@@ -2,9 +2,13 @@
 #include <immintrin.h>
 
 #include "ops/combine/x86/combine_kernels_text.h"
+#include "tensor/x86/round_text_avx512.h"
 
 namespace narrowfloat {
 namespace {
+
+struct Source {};
+using Round = RoundAvx512<Source>;
 
 struct Avx512 {
   static constexpr int kLanes = 16;
@@ -27,24 +31,17 @@ struct Avx512 {
 
   template <CombineElement kElement>
   static void store(void* out, int64_t elem, Floats x) {
-    const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    const __m512i bits = _mm512_castps_si512(x);
     if constexpr (kElement == CombineElement::kF32) {
-      _mm512_storeu_si512(static_cast<float*>(out) + elem,
-                          _mm512_mask_mov_epi32(bits, is_nan, _mm512_set1_epi32(0x7FFFFFFF)));
+      _mm512_storeu_si512(static_cast<float*>(out) + elem, Round::fp32(x));
     } else {
-      __m256i rounded;
-      if constexpr (kElement == CombineElement::kF16) {
-        rounded = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+      auto* to = reinterpret_cast<__m256i*>(static_cast<uint16_t*>(out) + elem);
+      if constexpr (kElement == CombineElement::kBf16) {
+        _mm256_storeu_si256(to, Round::bf16(x));
       } else {
-        const __m512i last_bit =
-            _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-        const __m512i sum =
-            _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), last_bit);
-        rounded = _mm512_cvtepi32_epi16(_mm512_srli_epi32(sum, 16));
+        const __m256i halves = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        _mm256_storeu_si256(
+            to, _mm256_mask_mov_epi16(halves, Round::is_nan(x), _mm256_set1_epi16(0x7FFF)));
       }
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(static_cast<uint16_t*>(out) + elem),
-                          _mm256_mask_mov_epi16(rounded, is_nan, _mm256_set1_epi16(0x7FFF)));
     }
   }
 };
